@@ -1,0 +1,76 @@
+"""One tool call: its states and what is recorded of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from orchestration.core.gate import Gate
+
+
+class CallState(StrEnum):
+    """Where one tool call stands. All but the first three are ends and never change."""
+
+    REQUESTED = "requested"  #: the model asked for it; no step has claimed it
+    WAITING = "waiting"  #: suspended until a human decides; holds no worker
+    RUNNING = "running"  #: claimed; the mesh may have been asked
+    COMPLETED = "completed"  #: the tool answered
+    FAILED = "failed"  #: it was refused, or the tool said that it failed
+    DENIED = "denied"  #: a human said no; it never ran
+    EXPIRED = "expired"  #: nobody decided in time; it never ran
+    CANCELLED = "cancelled"  #: cancelled before it was claimed; it never ran
+    UNKNOWN_OUTCOME = "unknown_outcome"  #: asked, but nobody knows what came of it
+
+
+OPEN_CALLS = frozenset({CallState.REQUESTED, CallState.WAITING, CallState.RUNNING})
+
+
+@dataclass(frozen=True, slots=True)
+class CallRecord:
+    """A call as its round was opened: what was asked, of whom, and under which rule. `error` is set when it never had a step."""
+
+    call_id: str
+    name: str
+    prefix: str
+    arguments: dict[str, Any] | None
+    raw_arguments: str = ""
+    idempotent: bool = False
+    payload: bool = False
+    timeout_s: float = 5.0
+    schema: dict[str, Any] = field(default_factory=dict)
+    approval_id: str = ""
+    gate: Gate | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """A JSON object; `from_json` takes it back."""
+        data = {name: getattr(self, name) for name in self.__slots__}
+        data["gate"] = self.gate.as_json() if self.gate else None
+        return data
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> CallRecord:
+        known = {name: data[name] for name in cls.__slots__ if name in data}
+        known["gate"] = Gate(**data["gate"]) if data.get("gate") else None
+        return cls(**known)
+
+
+@dataclass(frozen=True, slots=True)
+class CallResult:
+    """How a call ended: the whole content (text), whether it is an error, and its code then."""
+
+    state: CallState
+    content: str
+    code: str = ""
+
+    @property
+    def error(self) -> bool:
+        """Whether the model reads this as a failure."""
+        return self.state is not CallState.COMPLETED
+
+    def as_json(self) -> dict[str, Any]:
+        return {"state": str(self.state), "content": self.content, "code": self.code}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> CallResult:
+        return cls(CallState(data["state"]), data["content"], data.get("code", ""))

@@ -1,0 +1,46 @@
+"""What the core needs from outside, as protocols. One module behind each does it with a real system; `wiring.py` puts them together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from orchestration.core.ids import StepId, StepKind
+from orchestration.core.tool import Discover, ToolAnswer, ToolQuery, ToolSpec
+
+
+class Mesh(Protocol):
+    """The Zenoh mesh, as far as a step needs it. Every method may be called from many threads at once."""
+
+    def ask(self, query: ToolQuery) -> ToolAnswer:
+        """Ask one tool once and wait for its first reply, at most `query.timeout_s` seconds. Never raises for what
+        the tool or the mesh did; the outcome says it."""
+        ...
+
+    def discover(self, wishes: Sequence[Discover]) -> list[ToolSpec]:
+        """The `handle` entries of all manifests that match one of `wishes`, in a stable order; an answer may be some seconds old."""
+        ...
+
+    def announce_process(self, process: str) -> None:
+        """Hold a liveliness token in the name of this process, in place of an earlier one; it drops when the process dies."""
+        ...
+
+    def watch_processes(self, on_drop: Callable[[str], object]) -> None:
+        """Call `on_drop` with a process's name whenever its token drops, for as long as this process lives."""
+        ...
+
+
+class Queue(Protocol):
+    """The task queue: a doorbell. A message that gets lost or comes twice changes nothing."""
+
+    def send(self, steps: Sequence[StepId], *, parent_id: str = "", traceparent: str = "") -> None:
+        """Send the tasks of `steps`, each once. Raises StoreUnavailable when the broker does not take them."""
+        ...
+
+    def queue_name(self, kind: StepKind) -> str:
+        """The broker's queue for steps of `kind`."""
+        ...
+
+    def is_empty(self, kind: StepKind) -> bool:
+        """Whether no message waits in the queue for steps of `kind`. Raises StoreUnavailable when the broker does not say."""
+        ...

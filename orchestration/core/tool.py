@@ -1,0 +1,233 @@
+"""Tools: how a user declares one, what a catalogue knows of one, and what came of asking one.
+
+A tool is always a key on the mesh; the name that a model sees is made from the key. Who serves it (a tool host, the
+worker's own session, an Istos node) makes no difference here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Generic, ParamSpec, TypeVar
+
+from pydantic import ConfigDict, TypeAdapter, create_model
+
+from orchestration.core.errors import CatalogueError, Misconfigured
+
+#: The longest tool name that providers take (their pattern is `^[A-Za-z0-9_-]{1,64}$`).
+MAX_NAME_CHARS = 64
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def tool_name(prefix: str) -> str:
+    """The name under which a model sees the tool at `prefix`: every character outside `[A-Za-z0-9_-]` becomes `-`.
+
+    A name longer than 64 characters is cut and ends in 8 hexadecimal digits of its hash (rule of the mesh contract).
+    """
+    name = re.sub(r"[^A-Za-z0-9_-]", "-", prefix)
+    if len(name) <= MAX_NAME_CHARS:
+        return name
+    digest = hashlib.sha256(prefix.encode()).hexdigest()[:8]
+    return f"{name[: MAX_NAME_CHARS - 9]}-{digest}"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSpec:
+    """One tool as a catalogue knows it. `approval` is None, True, or the owner's reason."""
+
+    prefix: str
+    description: str = ""
+    parameters: dict[str, Any] = field(default_factory=lambda: {"type": "object", "properties": {}})
+    approval: bool | str | None = None
+    idempotent: bool = False
+    payload: bool = False
+    timeout_s: float = 5.0
+    service: str = ""
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            object.__setattr__(self, "name", tool_name(self.prefix))
+
+    def definition(self) -> dict[str, Any]:
+        """The tool as a model is told of it."""
+        return {
+            "type": "function",
+            "function": {"name": self.name, "description": self.description, "parameters": self.parameters},
+        }
+
+
+class MeshTool(ToolSpec):
+    """A tool of another service, declared by hand: `MeshTool("billing/invoice", description=…, parameters={…})`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Discover:
+    """A wish for every tool whose key matches one of `patterns` (Zenoh key expressions), read off the mesh each round."""
+
+    patterns: tuple[str, ...]
+    services: tuple[str, ...] = ()
+    approval: tuple[str, ...] = ()
+
+
+def discover(*patterns: str, services: Sequence[str] = (), approval: Sequence[str] = ()) -> Discover:
+    """Tools of the mesh whose keys match `patterns`, e.g. `discover("math/*", "billing/*")`; none given means all.
+
+    Args:
+        services: only tools of these services.
+        approval: keys (or key expressions) to gate although their owner did not.
+    """
+    return Discover(patterns or ("**",), tuple(services), tuple(approval))
+
+
+def tools_from_discovery(*, services: Sequence[str] = (), prefixes: Sequence[str] = (), approval: Sequence[str] = ()) -> Discover:
+    """The same as `discover`, under the name that users of Istos know."""
+    return discover(*prefixes, services=services, approval=approval)
+
+
+class Outcome(StrEnum):
+    """What is known after a tool was asked."""
+
+    COMPLETED = "completed"  #: it ran and answered
+    FAILED = "failed"  #: it ran, or was refused for good, and said why
+    NOT_RUN = "not_run"  #: it certainly did not run; asking again is safe
+    UNKNOWN = "unknown"  #: it may have run; nobody knows
+
+
+@dataclass(frozen=True, slots=True)
+class ToolAnswer:
+    """What came of one query. `value` is any JSON value; on failure `code` and `message` say why, for the model to read."""
+
+    outcome: Outcome
+    value: Any = None
+    code: str = ""
+    message: str = ""
+    details: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolQuery:
+    """One call on its way to the mesh. `expires_ms` is the epoch millisecond after which its host must refuse it."""
+
+    prefix: str
+    arguments: dict[str, Any]
+    call_id: str
+    tenant: str
+    sub: str
+    roles: tuple[str, ...] = ()
+    timeout_s: float = 5.0
+    payload: bool = False
+    expires_ms: int = 0
+    traceparent: str = ""
+    forwarded_token: str = ""
+
+
+class Tool(Generic[P, R]):
+    """A function that a tool host serves; still callable as the function that it was."""
+
+    def __init__(self, function: Callable[P, R], spec: ToolSpec, validate: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+        self.function = function
+        self.spec = spec
+        self.validate = validate
+        self.__doc__ = function.__doc__
+        self.__name__ = getattr(function, "__name__", spec.name)
+        self.__module__ = function.__module__
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.function(*args, **kwargs)
+
+
+def tool(
+    prefix: str,
+    *,
+    approval: bool | str | None = None,
+    idempotent: bool = False,
+    description: str | None = None,
+    timeout_s: float = 5.0,
+) -> Callable[[Callable[P, R]], Tool[P, R]]:
+    """Declare the decorated function, sync or async, as the tool at `prefix`.
+
+    The signature becomes the schema, the docstring the description, and arguments are validated by pydantic before the
+    function runs.
+
+    Args:
+        approval: True, or the reason why a human must agree before each call.
+        idempotent: the function may run twice with the same idempotency key without a second effect.
+        timeout_s: how long a caller should wait for it, in seconds.
+
+    Raises:
+        Misconfigured: the prefix is no plain key, or the signature cannot be made a schema.
+    """
+    if not prefix or prefix.startswith(("/", ".istos")) or prefix.endswith("/") or re.search(r"[*$?#;\s]|//", prefix):
+        raise Misconfigured(f"@tool({prefix!r}): a tool's key is a plain Zenoh key such as 'billing/refund'")
+
+    def declare(function: Callable[P, R]) -> Tool[P, R]:
+        schema, validate = _schema_of(function, prefix)
+        text = description if description is not None else inspect.getdoc(function) or ""
+        spec = ToolSpec(
+            prefix=prefix,
+            description=text,
+            parameters=schema,
+            approval=approval or None,
+            idempotent=idempotent,
+            payload=True,
+            timeout_s=timeout_s,
+        )
+        return Tool(function, spec, validate)
+
+    return declare
+
+
+def _schema_of(function: Callable[..., Any], prefix: str) -> tuple[dict[str, Any], Callable[[dict[str, Any]], dict[str, Any]]]:
+    fields: dict[str, Any] = {}
+    try:
+        signature = inspect.signature(function, eval_str=True)
+    except NameError as error:
+        raise Misconfigured(f"@tool({prefix!r}): {error}") from error
+    for parameter in signature.parameters.values():
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
+            raise Misconfigured(f"@tool({prefix!r}): parameter {parameter.name!r} must be a plain named one")
+        annotation = Any if parameter.annotation is parameter.empty else parameter.annotation
+        default = ... if parameter.default is parameter.empty else parameter.default
+        fields[parameter.name] = (annotation, default)
+    try:
+        model = create_model(
+            f"{getattr(function, '__name__', 'tool')}_arguments", __config__=ConfigDict(arbitrary_types_allowed=False), **fields
+        )
+        schema = TypeAdapter(model).json_schema()
+    except Exception as error:
+        raise Misconfigured(f"@tool({prefix!r}): the signature of {function!r} has no JSON schema: {error}") from error
+    schema.pop("title", None)
+    schema.setdefault("properties", {})
+
+    def validate(arguments: dict[str, Any]) -> dict[str, Any]:
+        """`arguments` converted to the function's types; raises pydantic's ValidationError."""
+        checked = model.model_validate(arguments)
+        return {name: getattr(checked, name) for name in fields}
+
+    return schema, validate
+
+
+def build_catalogue(specs: Sequence[ToolSpec]) -> dict[str, ToolSpec]:
+    """The tools of one round by the name that the model sees.
+
+    The same key twice is one tool (the first mention wins).
+
+    Raises:
+        CatalogueError: two different keys give one name; names both, whatever the order they come in.
+    """
+    catalogue: dict[str, ToolSpec] = {}
+    for spec in specs:
+        known = catalogue.get(spec.name)
+        if known is None:
+            catalogue[spec.name] = spec
+        elif known.prefix != spec.prefix:
+            first, second = sorted((known.prefix, spec.prefix))
+            raise CatalogueError(f"tools {first!r} and {second!r} would both be {spec.name!r} to the model; rename one")
+    return catalogue

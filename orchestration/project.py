@@ -1,0 +1,81 @@
+"""A user's module: the agents, webhooks and tools that it declares, found by looking through its names."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from orchestration.core.agent import Agent, Webhook
+from orchestration.core.errors import Misconfigured, UnknownAgent
+from orchestration.core.tool import Tool
+
+
+@dataclass(frozen=True, slots=True)
+class Project:
+    """What one agents' module declares."""
+
+    agents: dict[str, Agent] = field(default_factory=dict)
+    webhooks: dict[str, Webhook] = field(default_factory=dict)
+    tools: dict[str, Tool[Any, Any]] = field(default_factory=dict)
+
+    def agent(self, name: str) -> Agent:
+        """The agent of this name; raises UnknownAgent."""
+        found = self.agents.get(name)
+        if found is None:
+            raise UnknownAgent(f"there is no agent {name!r}")
+        return found
+
+    def snapshots(self) -> dict[str, str]:
+        """Each agent's snapshot hash."""
+        return {name: agent.snapshot() for name, agent in sorted(self.agents.items())}
+
+
+def load_project(dotted: str) -> Project:
+    """The declarations of the module at `dotted`; an empty path gives an empty project.
+
+    The current directory counts as a place to import from, as it does for `python -m`.
+
+    Raises:
+        Misconfigured: the module cannot be imported, declares something twice, or names an agent that it does not declare.
+    """
+    if not dotted:
+        return Project()
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(dotted)
+    except Misconfigured:
+        raise
+    except Exception as error:
+        raise Misconfigured(f"TURNMILL_AGENTS: cannot import {dotted!r}: {type(error).__name__}: {error}") from error
+    return collect(vars(module).values(), dotted)
+
+
+def collect(values: Iterable[object], where: str) -> Project:
+    """The project that `values` make up; see `load_project` for what is refused."""
+    project = Project()
+    for value in values:
+        if isinstance(value, Agent):
+            _add(project.agents, value.name, value, f"{where}: two agents are called")
+        elif isinstance(value, Webhook):
+            _add(project.webhooks, value.name, value, f"{where}: two webhooks are called")
+        elif isinstance(value, Tool):
+            _add(project.tools, value.spec.prefix, value, f"{where}: two tools serve")
+    for webhook in project.webhooks.values():
+        if webhook.agent not in project.agents:
+            raise Misconfigured(f"{where}: webhook {webhook.name!r} names the agent {webhook.agent!r}, which is not declared")
+    for agent in list(project.agents.values()):
+        for tool in agent.tools:
+            if isinstance(tool, Tool):
+                project.tools.setdefault(tool.spec.prefix, tool)
+    return project
+
+
+def _add(known: dict[str, Any], name: str, value: object, fault: str) -> None:
+    if known.setdefault(name, value) is not value:
+        raise Misconfigured(f"{fault} {name!r}")

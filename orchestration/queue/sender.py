@@ -1,0 +1,176 @@
+"""Sends steps as Celery tasks with the app that the settings name. A round with a gated call goes out as a chord whose body is its observe.
+
+The chord is built by hand from fixed ids: `self.replace` would open a new group at each delivery, and costs nearly twice as
+much. What makes a round complete is the journal; the chord delivers it and shows it to operators.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from celery import Celery
+from kombu.exceptions import KombuError, OperationalError
+
+from orchestration.core.errors import Misconfigured, StoreUnavailable
+from orchestration.core.ids import StepId, StepKind
+from orchestration.queue.names import OBSERVE, QUEUES, TASKS, arguments, group_of
+from orchestration.settings import Settings
+from orchestration.state.store import Store, translated, turn_key
+from orchestration.telemetry import continuing
+
+
+def load_app(dotted: str) -> Celery:
+    """The Celery app at `module:attribute`.
+
+    Raises:
+        Misconfigured: there is none, or chords cannot work on its result backend.
+    """
+    module, _, attribute = dotted.partition(":")
+    try:
+        app = getattr(importlib.import_module(module), attribute or "app")
+    except (ImportError, AttributeError) as error:
+        raise Misconfigured(f"TURNMILL_CELERY_APP: no Celery app at {dotted!r} ({error})") from error
+    if not isinstance(app, Celery):
+        raise Misconfigured(f"TURNMILL_CELERY_APP: {dotted!r} is no Celery app")
+    return app
+
+
+def refuse_broken_chords(app: Celery) -> None:
+    """Refuse settings of a host on which a suspended round could not be completed.
+
+    Raises:
+        Misconfigured: names the setting.
+    """
+    backend = str(app.conf.result_backend or "")
+    if not backend.startswith(("redis://", "rediss://", "sentinel://", "redis+socket://", "socket://", "valkey://")):
+        raise Misconfigured("result_backend: Redis is needed; on others a suspended chord cannot be completed")
+    if app.conf.result_chord_expires is None:
+        if not app.conf.result_expires:
+            raise Misconfigured("result_expires: 0 or None deletes a chord's keys (celery #5237); set result_chord_expires = 0 as well")
+    elif app.conf.result_chord_expires != 0:
+        raise Misconfigured("result_chord_expires: must be 0, or an approval that waits for longer breaks its chord")
+
+
+class CeleryQueue:
+    """The port `Queue` on Celery. Safe for threads; loads the app at its first use."""
+
+    def __init__(self, settings: Settings, store: Store) -> None:
+        self._settings = settings
+        self._store = store
+        self._lock = threading.Lock()
+        self._loaded: Celery | None = None
+        self._routes: dict[str, Any] = {}
+
+    @property
+    def app(self) -> Celery:
+        """The app that tasks are published with."""
+        if self._loaded is None:
+            with self._lock:
+                if self._loaded is None:
+                    app = load_app(self._settings.celery_app)
+                    refuse_broken_chords(app)
+                    self._loaded = app
+        return self._loaded
+
+    def queue_name(self, kind: StepKind) -> str:
+        """The broker's queue for steps of `kind`: the app's own routing, or ours where it says nothing."""
+        return str(self._route(kind)["queue"].name)
+
+    def send(self, steps: Sequence[StepId], *, parent_id: str = "", traceparent: str = "") -> None:
+        """Send the tasks of `steps`; headers of a chord with its options, as the journal has them.
+
+        Raises:
+            StoreUnavailable: the broker does not take them; some may have gone out.
+        """
+        contexts = self._contexts(steps)
+        try:
+            with translated(), self.app.producer_or_acquire() as producer:
+                for step in steps:
+                    trace, headers = contexts[step.turn_id, step.round]
+                    with continuing(traceparent or trace):
+                        self._publish(producer, step, headers)
+        except (KombuError, OperationalError, OSError) as error:
+            raise StoreUnavailable(f"the broker does not answer ({type(error).__name__})") from error
+
+    def is_empty(self, kind: StepKind) -> bool:
+        """Whether no message waits in the queue for steps of `kind`; raises StoreUnavailable when the broker does not say."""
+        try:
+            with translated(), self.app.connection_for_read() as connection:
+                return bool(connection.default_channel.queue_declare(queue=self.queue_name(kind), passive=True).message_count == 0)
+        except (KombuError, OperationalError, OSError) as error:
+            raise StoreUnavailable(f"the broker does not answer ({type(error).__name__})") from error
+
+    def _route(self, kind: StepKind) -> dict[str, Any]:
+        name = TASKS[kind]
+        found = self._routes.get(name)
+        if found is None:
+            app = self.app
+            routed = app.amqp.router.route({}, name)
+            if not (app.conf.task_routes or {}) and "queue" not in routed:
+                routed = app.amqp.router.route({"queue": QUEUES[kind]}, name)
+            found = self._routes[name] = {"queue": routed.get("queue") or app.amqp.default_queue} | {
+                key: routed[key] for key in ("exchange", "routing_key", "priority") if key in routed
+            }
+        return found
+
+    def _contexts(self, steps: Sequence[StepId]) -> dict[tuple[str, int], tuple[str, list[int]]]:
+        """Of each step's turn and round: its trace, and the indexes of its chord's headers (none for a round without a chord)."""
+        wanted = {(step.turn_id, step.round): step for step in steps}
+        with translated():
+            pipe = self._store.client.pipeline(transaction=False)
+            for step in wanted.values():
+                pipe.hmget(turn_key(step.tenant, step.turn_id), "trace", f"h:{step.round}")
+            found = pipe.execute()
+        return {
+            place: (trace or "", json.loads(chord)["headers"] if chord else []) for place, (trace, chord) in zip(wanted, found, strict=True)
+        }
+
+    def _publish(self, producer: Any, step: StepId, headers: list[int]) -> None:
+        app, route = self.app, self._route(step.kind)
+        options: dict[str, Any] = {}
+        if step.kind is StepKind.TOOL and step.index in headers:
+            group = group_of(step)
+            self._open_chord(group, len(headers))
+            options = {"group_id": group, "group_index": headers.index(step.index), "chord": self._body(step)}
+        args = arguments(step)
+        shown = repr(tuple(args))
+        message = app.amqp.as_task_v2(
+            step.task_id,
+            TASKS[step.kind],
+            args,
+            {},
+            root_id=step.root_task_id,
+            parent_id=step.parent_task_id,
+            argsrepr=shown,
+            kwargsrepr="{}",
+            ignore_result=True,
+            create_sent_event=app.conf.task_send_sent_event,
+            **options,
+        )
+        app.amqp.send_task_message(producer, TASKS[step.kind], message, serializer="json", **route)
+
+    def _open_chord(self, group: str, size: int) -> None:
+        """Let the result backend know how many headers the chord has; one that is under way keeps its count."""
+        backend = self.app.backend
+        backend.client.set(backend.get_key_for_group(group, ".s"), size, nx=True)
+
+    def _body(self, step: StepId) -> dict[str, Any]:
+        body = StepId(step.tenant, step.turn_id, step.round, StepKind.OBSERVE)
+        signature = self.app.signature(
+            OBSERVE,
+            args=arguments(body),
+            immutable=True,
+            options={
+                "task_id": body.task_id,
+                "root_id": body.root_task_id,
+                "parent_id": body.parent_task_id,
+                "queue": self.queue_name(StepKind.OBSERVE),
+                "argsrepr": repr(tuple(arguments(body))),
+                "ignore_result": True,
+            },
+        )
+        return dict(signature)

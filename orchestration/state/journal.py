@@ -1,0 +1,234 @@
+"""The journal: what each step of a turn did, committed once. A step is claimed, does its work, and commits; the scripts decide who wins.
+
+Calls that must not fail for a Redis that is away for a while (a claim, a commit: the model has been paid for by then) insist
+until it is back; those of the gateway do not go through here.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from orchestration.core.call import CallRecord, CallResult, CallState
+from orchestration.core.conversation import Entry
+from orchestration.core.errors import StoreUnavailable
+from orchestration.core.ids import StepId
+from orchestration.core.model import ModelReply, RequestedCall, Usage
+from orchestration.core.safe_json import dumps
+from orchestration.core.turn import TurnRequest
+from orchestration.state.leases import ProcessLease
+from orchestration.state.outbox import Outbox
+from orchestration.state.store import Store
+
+#: How long a claim or a commit waits for a Redis that is away, in seconds.
+PATIENCE_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A step that is ours until its lease ends. `began` and `deadline` are local and monotonic; times in ms are the store's."""
+
+    step: StepId
+    owner: str
+    fence: int
+    attempt: int
+    now_ms: int
+    lease_ends_ms: int
+    began: float
+    deadline: float
+
+    def store_now_ms(self) -> int:
+        """The store's time now, as far as this process can tell without asking it."""
+        return self.now_ms + round((time.monotonic() - self.began) * 1000)
+
+
+@dataclass(frozen=True, slots=True)
+class NotClaimed:
+    """Why a step is not ours: done, busy, parked, ended, unknown."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class TurnSoFar:
+    """What a plan or an observe knows of its turn."""
+
+    request: TurnRequest
+    agent: str
+    usage: Usage
+    entries: list[Entry]
+    compacted: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a round, as recorded."""
+
+    record: CallRecord
+    state: CallState
+    result: CallResult | None
+
+
+@dataclass(frozen=True, slots=True)
+class RoundSoFar:
+    """What an observe knows of its round."""
+
+    reply: ModelReply
+    calls: list[Call]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolWork:
+    """What a tool step needs."""
+
+    request: TurnRequest
+    record: CallRecord
+    approved_arguments: dict[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What came of a commit: `why` is committed, already, fenced, ended, stale or steered."""
+
+    why: str
+    sends: list[StepId]
+    joined: list[Entry]
+    fence: int = 0
+
+    @property
+    def ours(self) -> bool:
+        """Whether the commit stands, and its sends are ours to make."""
+        return self.why in ("committed", "already")
+
+
+def reply_as_json(reply: ModelReply) -> str:
+    """A model's reply as the journal keeps it."""
+    return dumps(
+        {
+            "content": reply.content,
+            "thinking": reply.thinking,
+            "finish": reply.finish_reason,
+            "model": reply.model,
+            "calls": [[call.name, call.arguments, call.id] for call in reply.tool_calls],
+        }
+    )
+
+
+def reply_from_json(text: str) -> ModelReply:
+    data = json.loads(text)
+    calls = tuple(RequestedCall(name, arguments, id_) for name, arguments, id_ in data["calls"])
+    return ModelReply(data["content"], calls, data["thinking"], data["finish"], Usage(), data["model"])
+
+
+class Journal:
+    """Claims and commits of the steps of this process. Safe for threads."""
+
+    def __init__(self, store: Store, lease: ProcessLease, outbox: Outbox, register: Callable[[], None]) -> None:
+        self._store = store
+        self._lease = lease
+        self._outbox = outbox
+        self._register = register
+
+    def claim(self, step: StepId) -> tuple[Claim, list[str]] | NotClaimed:
+        """Take `step`, or learn why not. The raw fields that come with it are read by `turn_so_far` and its siblings."""
+        while True:
+            owner, deadline = self._lease.next_owner(), self._lease.deadline
+            answer = self._insist("claim", str(step), owner, self._outbox.take_confirmations())
+            if answer[0] == "claimed":
+                fence, attempt, now, ends = (int(float(value)) for value in answer[1:5])
+                return Claim(step, owner, fence, attempt, now, ends, time.monotonic(), deadline), answer[5:]
+            if answer[0] != "no_lease":
+                return NotClaimed(answer[0])
+            self._register()
+
+    @staticmethod
+    def turn_so_far(fields: list[str]) -> tuple[TurnSoFar, list[str]]:
+        """The turn, from the fields of a claimed plan or observe; and the fields that are left."""
+        request, agent, tokens_in, tokens_out, _started, active, compacted, count = fields[:8]
+        entries = fields[8 : 8 + int(count)]
+        turn = TurnSoFar(
+            request=TurnRequest.from_json(json.loads(request)),
+            agent=active or agent,
+            usage=Usage(int(tokens_in or 0), int(tokens_out or 0)),
+            entries=[json.loads(entry) for entry in entries],
+            compacted=compacted,
+        )
+        return turn, fields[8 + int(count) :]
+
+    @staticmethod
+    def round_so_far(fields: list[str]) -> RoundSoFar:
+        """The round, from what `turn_so_far` left of an observe's fields."""
+        reply, count = fields[0], int(fields[1])
+        calls = []
+        for i in range(count):
+            record, state, result = fields[2 + 3 * i : 5 + 3 * i]
+            calls.append(
+                Call(
+                    CallRecord.from_json(json.loads(record)),
+                    CallState(state),
+                    CallResult.from_json(json.loads(result)) if result else None,
+                )
+            )
+        return RoundSoFar(reply_from_json(reply), calls)
+
+    @staticmethod
+    def tool_work(fields: list[str]) -> ToolWork:
+        """The call, from the fields of a claimed tool step."""
+        request, record, approved = fields
+        return ToolWork(
+            TurnRequest.from_json(json.loads(request)),
+            CallRecord.from_json(json.loads(record)),
+            json.loads(approved) if approved else None,
+        )
+
+    def commit(self, tenant: str, turn_id: str, change: dict[str, Any], claim: Claim | None = None) -> Committed:
+        """Record `change` (its fields are described in `lua/commit.lua`) and all that follows from it, at once.
+
+        A step's commit waits for a Redis that is away; one from outside (no `claim`) raises StoreUnavailable at once.
+        """
+        if claim is not None:
+            change = {**change, "step": str(claim.step), "owner": claim.owner, "fence": claim.fence}
+        run = self._insist if claim is not None else self._store.run
+        answer = run("commit", tenant, turn_id, dumps(change), self._outbox.take_confirmations())
+        if answer[0] == "already":
+            return Committed("already", [StepId.parse(text) for text in answer[1:]], [])
+        if answer[0] != "committed":
+            return Committed(answer[0], [], [])
+        joined = int(answer[2])
+        return Committed(
+            "committed",
+            [StepId.parse(text) for text in answer[3 + joined :]],
+            [json.loads(text) for text in answer[3 : 3 + joined]],
+            int(answer[1] or 0),
+        )
+
+    def emit(self, claim: Claim, number: int, frames: list[str]) -> bool:
+        """Frames of a step under way, the claim's `number`th emission; False when the step is no longer ours."""
+        answer = self._insist("emit", str(claim.step), claim.owner, claim.fence, dumps(frames), number)
+        return bool(answer[0] == "ok")
+
+    def cancel_call(
+        self, tenant: str, turn_id: str, version: str, round_: int, index: int, result: str, state: str, frames: list[str]
+    ) -> list[StepId] | None:
+        """End one call that waits for its step or runs; what is returned must be sent. None when the turn moved on since `version`."""
+        answer = self._store.run("cancel_call", tenant, turn_id, version, round_, index, result, state, dumps(frames))
+        return [StepId.parse(text) for text in answer[1:]] if answer[0] == "ok" else None
+
+    def claimed_next(self, claim: Claim, committed: Committed, step: StepId) -> Claim:
+        """The claim of the step that `committed` took in place."""
+        return Claim(step, claim.owner, committed.fence, 1, claim.now_ms, claim.lease_ends_ms, claim.began, self._lease.deadline)
+
+    def _insist(self, script: str, *args: str | int) -> list[str]:
+        give_up = time.monotonic() + PATIENCE_S
+        pause = 0.02
+        while True:
+            try:
+                return list(self._store.run(script, *args))
+            except StoreUnavailable:
+                if time.monotonic() > give_up:
+                    raise
+                time.sleep(pause)
+                pause = min(1.0, pause * 2)

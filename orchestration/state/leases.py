@@ -1,0 +1,121 @@
+"""Leases: one for each process, renewed in one round trip for all its running steps.
+
+A process that does not renew in time is deposed: its running steps are passed on, and whatever it still commits is refused.
+`deadline` is the local, monotonic end of the lease, counted from before the renewal was sent.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import secrets
+import socket
+import threading
+import time
+
+from orchestration.core.ids import StepId
+from orchestration.state.outbox import Outbox
+from orchestration.state.store import Store, texts, translated
+
+
+def new_process_name() -> str:
+    """A name for one life of one process: host, process id and a random part."""
+    host = "".join(c if c.isalnum() or c == "-" else "-" for c in socket.gethostname())[:40]
+    return f"{host}.{os.getpid()}.{secrets.token_hex(4)}"
+
+
+class ProcessLease:
+    """This process's lease. `register` once, `renew` about every third of `lease_s`; safe for threads."""
+
+    def __init__(self, store: Store, outbox: Outbox) -> None:
+        self._store = store
+        self._outbox = outbox
+        self._lease_ms = int(store.settings.lease_s * 1000)
+        self._claims = itertools.count(1)
+        self._lock = threading.Lock()
+        self.process = ""
+        self.deadline = 0.0
+
+    def register(self) -> None:
+        """Take a lease under a new name; steps claimed under an older one are given up."""
+        with self._lock:
+            process = new_process_name()
+            sent = time.monotonic()
+            self._store.run("renew", process, self._lease_ms, "register", self._outbox.take_confirmations())
+            self.process, self.deadline = process, sent + self._lease_ms / 1000
+
+    def renew(self) -> bool:
+        """Renew it; False when it was taken away, and `register` is to be called."""
+        sent = time.monotonic()
+        ends = self._store.run("renew", self.process, self._lease_ms, "renew", self._outbox.take_confirmations())
+        if not ends:
+            return False
+        self.deadline = sent + self._lease_ms / 1000
+        return True
+
+    def give_back(self) -> None:
+        """End the lease of a process that stops; steps that it still runs are passed on at once."""
+        with translated():
+            ends = self._store.client.zscore("tm:leases", self.process)
+        if ends is not None:
+            self._store.run("depose", self.process, f"{ends:.0f}")
+
+    def next_owner(self) -> str:
+        """What the next claim is signed with: the process and a number."""
+        return f"{self.process}#{next(self._claims)}"
+
+    def wait_for_question(self, timeout_s: float) -> bool:
+        """Sleep until somebody asks whether this process lives, at most `timeout_s` seconds; True when asked."""
+        with translated():
+            return self._store.client.blpop([f"tm:ask:{self.process}"], timeout=timeout_s) is not None
+
+
+class LeaseBook:
+    """Everybody's leases, as the recovering side sees them."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def lead(self, duty: str, process: str, hold_ms: int) -> bool:
+        """Whether `process` leads `duty` for the next `hold_ms`; the first one that asks does, until it stops asking."""
+        return bool(self._store.run("leader", duty, process, hold_ms))
+
+    def step_down(self, duty: str, process: str) -> None:
+        """Give a leadership back, so that another takes it at once."""
+        if self.lead(duty, process, 1000):
+            with translated():
+                self._store.client.delete(f"tm:leader:{duty}")
+
+    def end_of(self, process: str) -> str | None:
+        """When its lease ends, as Redis writes it; None when it has none."""
+        with translated():
+            ends = self._store.client.zscore("tm:leases", process)
+        return None if ends is None else f"{ends:.0f}"
+
+    def ask(self, process: str) -> None:
+        """Ask a process whether it lives; it answers by renewing its lease."""
+        with translated():
+            pipe = self._store.client.pipeline(transaction=False)
+            pipe.lpush(f"tm:ask:{process}", "1")
+            pipe.expire(f"tm:ask:{process}", 60)
+            pipe.execute()
+
+    def depose(self, process: str, seen_end: str) -> bool:
+        """Take its lease away, unless it was renewed since `seen_end` was read."""
+        return bool(self._store.run("depose", process, seen_end))
+
+    def steps_of(self, process: str) -> list[StepId]:
+        """The steps that it has claimed."""
+        with translated():
+            members = self._store.client.smembers(f"tm:run:{process}")
+        return [StepId.parse(text) for text in sorted(texts(list(members)))]
+
+    def forget(self, process: str) -> None:
+        """Drop a deposed process that has no steps left."""
+        with translated():
+            self._store.client.srem("tm:deposed", process)
+
+    def reclaim(self, step: StepId, process: str, *, result: str | None, frames: str = "[]") -> list[StepId]:
+        """Pass on one step of a deposed process: run it again, or, with `result`, record that. What is returned must be sent."""
+        mode = "again" if result is None else "unknown"
+        return [StepId.parse(text) for text in self._store.run("reclaim", str(step), process, mode, result or "", frames)]

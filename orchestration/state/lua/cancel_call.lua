@@ -1,0 +1,21 @@
+-- cancel_call.lua: end one call that waits for its step or runs; the step, if it runs, is disowned.
+-- ARGV  1 tenant  2 turn  3 version  4 round  5 index  6 result (JSON)  7 state  8 frames (JSON list)
+-- Returns {"ok", sends...} | {"stale"}
+local tenant, turn, round, index = ARGV[1], ARGV[2], ARGV[4], ARGV[5]
+local key = turn_key(tenant, turn)
+local state, conv, version = unpack(call('HMGET', key, 'state', 'conv', 'v'))
+if not state or has_ended(state) or version ~= ARGV[3] then return { 'stale' } end
+local step = parse_step(tenant .. '/' .. turn .. '/' .. round .. '/tool/' .. index)
+local record = read_step(key, step.field)
+if record.state == 'done' then return { 'stale' } end
+call('HINCRBY', key, 'v', 1)
+if record.state == 'running' then release(step, record.owner) end
+write_step(key, step.field, 'done', record.fence, '', record.attempt)
+call('ZREM', 'tm:due', 'step:' .. step.text)
+local place = round .. ':' .. index
+call('HSET', key, 'cs:' .. place, ARGV[7], 'cr:' .. place, ARGV[6], 'ce:' .. place, text(NOW_MS))
+call('HINCRBY', key, 'left:' .. round, -1)
+local sends, frames = {}, cjson.decode(ARGV[8])
+after_call(tenant, turn, conv, round, sends, frames)
+emit(tenant, turn, conv, frames)
+return { 'ok', unpack(sends) }

@@ -1,0 +1,152 @@
+"""The connection to Redis: one client per process, the scripts of `lua/`, and one translation of its faults.
+
+Everything that must be atomic is a script; `lua/library.lua` opens with the table of keys. The other modules of this
+folder give the scripts Python names and types.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any, cast
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from orchestration.core.errors import StoreUnavailable
+from orchestration.settings import Settings
+
+#: Connections of one process; threads beyond that wait for a free one.
+MAX_CONNECTIONS = 200
+
+Client = redis.Redis
+
+
+@cache
+def _source(name: str) -> str:
+    return (Path(__file__).parent / "lua" / f"{name}.lua").read_text(encoding="utf-8")
+
+
+def script_text(name: str, settings: Settings) -> str:
+    """The whole text of one script: the shared library with the settings' bounds, then the script itself."""
+    library = _source("library")
+    bounds = {
+        "frames_kept": settings.frames_kept,
+        "turn_kept_s": settings.turn_kept_s,
+        "conversation_kept_s": settings.conversation_kept_s,
+        "approval_kept_s": settings.approval_kept_s,
+        "lost_after_ms": int(settings.lost_after_s * 1000),
+    }
+    for bound, value in bounds.items():
+        library = library.replace(f"${bound}", str(value))
+    return f"{library}\n{_source(name)}"
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Redis's faults as StoreUnavailable; nothing of the command reaches the message."""
+    try:
+        yield
+    except (redis.ConnectionError, redis.TimeoutError, redis.exceptions.ReadOnlyError, redis.exceptions.BusyLoadingError) as error:
+        raise StoreUnavailable(f"the store does not answer ({type(error).__name__})") from error
+    except (redis.exceptions.OutOfMemoryError, redis.exceptions.MasterDownError, redis.exceptions.TryAgainError) as error:
+        raise StoreUnavailable(f"the store takes no writes ({type(error).__name__})") from error
+    except redis.ResponseError as error:
+        if any(word in str(error) for word in ("MISCONF", "OOM", "READONLY", "LOADING", "MASTERDOWN", "NOREPLICAS")):
+            raise StoreUnavailable("the store takes no writes") from error
+        raise
+
+
+class Store:
+    """Scripts and plain commands on one Redis. Safe for threads; makes its client anew in a forked child."""
+
+    def __init__(self, settings: Settings, connect: Callable[[], Client] | None = None) -> None:
+        self.settings = settings
+        self._connect = connect or self._open
+        self._lock = threading.Lock()
+        self._pid = 0
+        self._client: Client | None = None
+        self._scripts: dict[str, Any] = {}
+
+    def _open(self) -> Client:
+        pool = redis.BlockingConnectionPool.from_url(
+            self.settings.redis_url,
+            max_connections=MAX_CONNECTIONS,
+            timeout=5,
+            socket_timeout=10,
+            socket_connect_timeout=2,
+            socket_keepalive=True,
+            health_check_interval=30,
+            decode_responses=True,
+            protocol=2,  # plain lists and no push messages to look for: less work for each reply
+            # one silent reconnect: a connection that idled while Redis restarted is no fault of the caller's, and every
+            # script is safe to run twice
+            retry=Retry(NoBackoff(), 1),
+            client_name="turnmill",
+        )
+        return redis.Redis(connection_pool=pool)
+
+    @property
+    def client(self) -> Client:
+        """The process's client."""
+        if self._client is None or self._pid != os.getpid():
+            with self._lock:
+                if self._client is None or self._pid != os.getpid():
+                    self._scripts = {}
+                    self._client = self._connect()
+                    self._pid = os.getpid()
+        return self._client
+
+    def run(self, script: str, *args: str | int) -> Any:
+        """Run one script of `lua/`.
+
+        Raises:
+            StoreUnavailable: Redis is away, full, loading or read-only; whether the script ran is then unknown.
+        """
+        client = self.client
+        prepared = self._scripts.get(script)
+        if prepared is None:
+            prepared = self._scripts[script] = client.register_script(script_text(script, self.settings))
+        with translated():
+            return prepared(keys=(), args=args)
+
+    def hash(self, key: str) -> dict[str, str]:
+        """All of one hash; empty when there is none."""
+        with translated():
+            return cast(dict[str, str], self.client.hgetall(key))
+
+    def entries(self, key: str, first: int, last: int) -> list[str]:
+        """Part of one list."""
+        with translated():
+            return cast(list[str], self.client.lrange(key, first, last))
+
+    def close(self) -> None:
+        """Close the connections."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+
+def turn_key(tenant: str, turn_id: str) -> str:
+    """Where a turn's journal is."""
+    return f"tm:{tenant}:turn:{turn_id}"
+
+
+def conversation_key(tenant: str, conversation_id: str) -> str:
+    """Where a conversation is; `:log`, `:mail`, `:frames`, `:live` stand behind it."""
+    return f"tm:{tenant}:conv:{conversation_id}"
+
+
+def approval_key(tenant: str, approval_id: str) -> str:
+    """Where an approval is."""
+    return f"tm:{tenant}:ap:{approval_id}"
+
+
+def texts(values: Sequence[Any]) -> list[str]:
+    """A reply's values as text."""
+    return [str(value) for value in values]

@@ -1,0 +1,75 @@
+"""What a step does when it cannot go on: try again after a pause, or end its turn; and the instants at which tests make it stop."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from orchestration.actions.pass_on import pass_on
+from orchestration.core.frames import FrameKind, frame
+from orchestration.core.ids import StepId
+from orchestration.core.model import Usage
+from orchestration.core.safe_json import dumps
+from orchestration.core.turn import StopReason, state_at_end
+from orchestration.state.journal import Claim
+from orchestration.wiring import Ports
+
+#: Longest pause before a step is tried again, in seconds.
+MAX_PAUSE_S = 300.0
+
+_ARMED = os.environ.get("TURNMILL_FAULT_POINT", "")
+
+
+def reached(point: str, step: StepId) -> None:
+    """A named instant of a step. Does nothing, unless `TURNMILL_FAULT_POINT` arms it (tests only): `point:kind:action[:file]`.
+
+    The action `kill` ends the process as kill -9 does, `stop` suspends it as SIGSTOP does; with a file each happens once,
+    when the file can be created.
+    """
+    if not _ARMED:
+        return
+    wanted, kind, action, *once = _ARMED.split(":")
+    if wanted != point or kind not in ("*", str(step.kind)):
+        return
+    if once:
+        try:
+            Path(once[0]).touch(exist_ok=False)
+        except FileExistsError:
+            return
+    if action == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif action == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(0.05)
+
+
+def pause_before(attempt: int, asked_for_s: float | None) -> float:
+    """Seconds until a step's next attempt: what the other side asked for, else growing from half a second."""
+    pause = asked_for_s if asked_for_s is not None else 0.5 * 2 ** (attempt - 1)
+    return min(MAX_PAUSE_S, max(0.05, pause))
+
+
+def try_again(ports: Ports, claim: Claim, asked_for_s: float | None, *, void_tokens: bool = False) -> None:
+    """Give the step back; it becomes due again after a pause. Nothing sleeps for it."""
+    step = claim.step
+    frames = [frame(FrameKind.RETRY, step.turn_id, step.round)] if void_tokens else []
+    pause_ms = round(pause_before(claim.attempt, asked_for_s) * 1000)
+    ports.journal.commit(step.tenant, step.turn_id, {"retry_in_ms": pause_ms, "frames": frames}, claim)
+
+
+def end_with_error(ports: Ports, claim: Claim, usage: Usage, code: str, detail: str, frames: list[str]) -> None:
+    """End the turn: a step failed for good."""
+    step = claim.step
+    fault = {"code": code, "detail": detail[:1000]}
+    counted = {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens}
+    frames = [
+        *frames,
+        frame(FrameKind.ERROR, step.turn_id, step.round, **fault),
+        frame(FrameKind.DONE, step.turn_id, step.round, stop_reason=str(StopReason.ERROR), usage=counted),
+    ]
+    fin = {"state": str(state_at_end(StopReason.ERROR)), "stop": str(StopReason.ERROR), "error": dumps(fault)}
+    committed = ports.journal.commit(step.tenant, step.turn_id, {"frames": frames, "fin": fin}, claim)
+    if committed.ours:
+        pass_on(ports, committed.sends)

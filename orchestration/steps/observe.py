@@ -1,0 +1,49 @@
+"""observe: put a round's results into the conversation, in the order of the calls, and go on with the next plan in the same task."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from orchestration.core.call import CallResult, CallState
+from orchestration.core.conversation import NO_RESULT, round_entries
+from orchestration.core.ids import StepId, StepKind
+from orchestration.core.safe_json import clean_text, dumps
+from orchestration.state.journal import Call, Claim, NotClaimed, RoundSoFar, TurnSoFar
+from orchestration.steps.faults import reached
+from orchestration.steps.plan import next_plan, work
+from orchestration.wiring import Ports
+
+
+def observe(step: StepId, ports: Ports) -> str:
+    """Run one observe step if it is to be run; returns what became of it, for the log."""
+    reached("before_claim", step)
+    claimed = ports.journal.claim(step)
+    if isinstance(claimed, NotClaimed):
+        return claimed.why
+    claim, fields = claimed
+    turn, rest = ports.journal.turn_so_far(fields)
+    round_ = ports.journal.round_so_far(rest)
+    reached("observing", step)
+    following = _commit(claim, turn, round_, ports)
+    reached("committed", step)
+    return work(*following, ports) if following else "fenced"
+
+
+def _commit(claim: Claim, turn: TurnSoFar, round_: RoundSoFar, ports: Ports) -> tuple[Claim, TurnSoFar] | None:
+    step = claim.step
+    entries = round_entries(
+        step.turn_id,
+        step.round,
+        clean_text(round_.reply.content),
+        [(call.record.call_id, call.record.name, _arguments(call)) for call in round_.calls],
+        [call.result or CallResult(CallState.FAILED, NO_RESULT) for call in round_.calls],
+        clean_text(round_.reply.thinking),
+    )
+    following = StepId(step.tenant, step.turn_id, step.round + 1, StepKind.PLAN)
+    change = {"set": {"rounds": str(step.round)}, "log": [dumps(entry) for entry in entries], "claim": str(following)}
+    committed = ports.journal.commit(step.tenant, step.turn_id, change, claim)
+    return next_plan(claim, ports, committed, following, replace(turn, entries=[*turn.entries, *entries]))
+
+
+def _arguments(call: Call) -> str:
+    return dumps(call.record.arguments) if call.record.arguments is not None else call.record.raw_arguments

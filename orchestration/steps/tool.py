@@ -1,0 +1,119 @@
+"""tool: ask the mesh once for one call and commit what came of it. A call that may have run is not asked again,
+unless its tool is idempotent."""
+
+from __future__ import annotations
+
+import time
+
+from orchestration.actions.pass_on import pass_on
+from orchestration.core.call import CallRecord, CallResult, CallState
+from orchestration.core.conversation import cut
+from orchestration.core.frames import FrameKind, frame
+from orchestration.core.ids import StepId
+from orchestration.core.loop import schema_faults, unknown_outcome
+from orchestration.core.safe_json import as_text, clean, dumps
+from orchestration.core.tool import Outcome, ToolAnswer, ToolQuery
+from orchestration.state.journal import Claim, NotClaimed, ToolWork
+from orchestration.steps.faults import reached, try_again
+from orchestration.wiring import Ports
+
+#: Characters of one result that the journal keeps; what is beyond is counted, not stored.
+MAX_RESULT_CHARS = 262_144
+
+#: Characters of a result that a frame carries.
+MAX_FRAME_CHARS = 65_536
+
+#: How often a call that certainly did not run, or whose tool is idempotent, is asked.
+MAX_ATTEMPTS = 5
+
+PARKED = "parked"
+
+
+def tool(step: StepId, ports: Ports) -> str:
+    """Run one tool step if it is to be run; returns what became of it. `parked` says that it waits for a human and
+    must not count as ended."""
+    reached("before_claim", step)
+    claimed = ports.journal.claim(step)
+    if isinstance(claimed, NotClaimed):
+        return claimed.why
+    claim, fields = claimed
+    work = ports.journal.tool_work(fields)
+    reached("claimed", step)
+    if time.monotonic() >= claim.deadline:
+        # this process slept past its lease: somebody else may have the call by now, so it is not asked from here
+        try_again(ports, claim, 0.0)
+        return "late"
+    answer = _ask(claim, work, ports)
+    reached("asked", step)
+    return _commit(claim, work, answer, ports)
+
+
+def _ask(claim: Claim, work: ToolWork, ports: Ports) -> ToolAnswer:
+    record, principal = work.record, work.request.principal
+    arguments = work.approved_arguments if work.approved_arguments is not None else record.arguments or {}
+    faults = schema_faults(record.schema, arguments)
+    if faults:
+        return ToolAnswer(Outcome.FAILED, code="invalid_arguments", message="the arguments do not fit the tool's schema", details=faults)
+    return ports.mesh.ask(
+        ToolQuery(
+            prefix=record.prefix,
+            arguments=arguments,
+            call_id=record.call_id,
+            tenant=principal.tenant,
+            sub=principal.sub,
+            roles=principal.roles,
+            timeout_s=record.timeout_s,
+            payload=record.payload,
+            expires_ms=claim.lease_ends_ms,
+            traceparent=work.request.traceparent,
+        )
+    )
+
+
+def _commit(claim: Claim, work: ToolWork, answer: ToolAnswer, ports: Ports) -> str:
+    record, step = work.record, claim.step
+    if _may_ask_again(answer, record) and claim.attempt < MAX_ATTEMPTS:
+        try_again(ports, claim, None)
+        return "again"
+    result = result_of(answer, record)
+    shown = frame(
+        FrameKind.TOOL_RESULT,
+        step.turn_id,
+        step.round,
+        tool_call_id=record.call_id,
+        name=record.name,
+        content=cut(result.content, MAX_FRAME_CHARS),
+        error=result.error,
+    )
+    change = {
+        "result": {"round": step.round, "index": step.index, "state": str(result.state), "content": dumps(result.as_json())},
+        "frames": [shown],
+    }
+    committed = ports.journal.commit(step.tenant, step.turn_id, change, claim)
+    reached("committed", step)
+    if committed.ours:
+        pass_on(ports, committed.sends)
+    return committed.why
+
+
+def _may_ask_again(answer: ToolAnswer, record: CallRecord) -> bool:
+    """Whether asking again is safe and may help: nothing ran and it is a passing fault, or the tool may run twice."""
+    if answer.outcome is Outcome.NOT_RUN:
+        return answer.code in ("rate_limit_exceeded", "expired", "unreachable")
+    if answer.outcome is Outcome.UNKNOWN:
+        return record.idempotent
+    return answer.outcome is Outcome.FAILED and answer.code == "conflict" and record.idempotent
+
+
+def result_of(answer: ToolAnswer, record: CallRecord) -> CallResult:
+    """What the journal records and the model reads of an answer."""
+    if answer.outcome is Outcome.COMPLETED:
+        return CallResult(CallState.COMPLETED, cut(as_text(answer.value), MAX_RESULT_CHARS))
+    if answer.outcome is Outcome.UNKNOWN:
+        unknown = unknown_outcome(record.name)
+        cause = f" ({answer.code})" if answer.code else ""
+        return CallResult(unknown.state, unknown.content + cause, unknown.code)
+    error: dict[str, object] = {"error": answer.code or "failed", "message": answer.message}
+    if answer.details is not None:
+        error["details"] = clean(answer.details)
+    return CallResult(CallState.FAILED, cut(dumps(error), MAX_RESULT_CHARS), answer.code or "failed")

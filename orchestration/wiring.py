@@ -1,0 +1,67 @@
+"""Ports from settings: the one place that knows both sides of each port."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from orchestration.core.ports import Mesh, Queue
+from orchestration.project import Project, load_project
+from orchestration.settings import Settings
+from orchestration.state.approvals import Approvals
+from orchestration.state.conversations import Conversations
+from orchestration.state.journal import Journal
+from orchestration.state.leases import LeaseBook, ProcessLease
+from orchestration.state.mailbox import Mailbox
+from orchestration.state.outbox import Outbox
+from orchestration.state.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """All that actions and steps need from outside. One per process; safe for threads."""
+
+    settings: Settings
+    project: Project
+    store: Store
+    outbox: Outbox
+    lease: ProcessLease
+    leases: LeaseBook
+    journal: Journal
+    mailbox: Mailbox
+    approvals: Approvals
+    conversations: Conversations
+    queue: Queue
+    mesh: Mesh
+
+
+def make_ports(settings: Settings, project: Project, store: Store, queue: Queue, mesh: Mesh) -> Ports:
+    """Ports over the given store, queue and mesh; tests give their own."""
+    outbox = Outbox(store)
+    lease = ProcessLease(store, outbox)
+    return Ports(
+        settings=settings,
+        project=project,
+        store=store,
+        outbox=outbox,
+        lease=lease,
+        leases=LeaseBook(store),
+        journal=Journal(store, lease, outbox, lease.register),
+        mailbox=Mailbox(store),
+        approvals=Approvals(store, outbox),
+        conversations=Conversations(store),
+        queue=queue,
+        mesh=mesh,
+    )
+
+
+def open_ports(settings: Settings) -> Ports:
+    """The ports of a process, on real systems. Nothing is connected before it is used.
+
+    Raises:
+        Misconfigured: a setting or the agents' module is wrong.
+    """
+    from orchestration.mesh.adapter import ZenohMesh
+    from orchestration.queue.sender import CeleryQueue
+
+    store = Store(settings)
+    return make_ports(settings, load_project(settings.agents), store, CeleryQueue(settings, store), ZenohMesh(settings))

@@ -1,0 +1,70 @@
+"""Hooks into a worker's life, in our app or a host's: open what a process needs when it is ready, sweep where
+`control` is consumed, hand everything back at the end."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+from celery import signals
+
+from orchestration.core.ids import StepKind
+from orchestration.queue.sender import refuse_broken_chords
+from workers.runtime import close_runtime, runtime
+from workers.sweeps.loop import Sweeps
+
+log = logging.getLogger("turnmill.worker")
+
+_sweeps: Sweeps | None = None
+
+
+def connect() -> None:
+    """Connect the hooks; more than once does no harm."""
+    signals.worker_init.connect(_on_init, dispatch_uid="turnmill-init")
+    signals.worker_process_init.connect(_on_process_init, dispatch_uid="turnmill-process-init")
+    signals.worker_ready.connect(_on_ready, dispatch_uid="turnmill-ready")
+    signals.worker_process_shutdown.connect(_on_process_shutdown, dispatch_uid="turnmill-process-shutdown")
+    signals.worker_shutdown.connect(_on_shutdown, dispatch_uid="turnmill-shutdown")
+
+
+def instrument() -> None:
+    """Trace tasks when the environment names an exporter (the standard OTEL_… variables)."""
+    if not any(
+        os.environ.get(name) for name in ("OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+    ):
+        return
+    from opentelemetry.instrumentation.celery import CeleryInstrumentor
+
+    CeleryInstrumentor().instrument()  # type: ignore[no-untyped-call]
+
+
+def _on_init(sender: Any = None, **_: Any) -> None:
+    refuse_broken_chords(sender.app)
+
+
+def _on_process_init(**_: Any) -> None:
+    instrument()
+
+
+def _on_ready(sender: Any = None, **_: Any) -> None:
+    global _sweeps
+    instrument()
+    ports = runtime().ports
+    consumed = {queue.name for queue in sender.app.amqp.queues.consume_from.values()}
+    if ports.queue.queue_name(StepKind.DECIDE) in consumed:
+        _sweeps = Sweeps(ports)
+        _sweeps.start()
+        log.info("this worker sweeps")
+
+
+def _on_process_shutdown(**_: Any) -> None:
+    close_runtime()
+
+
+def _on_shutdown(**_: Any) -> None:
+    global _sweeps
+    if _sweeps is not None:
+        _sweeps.stop()
+        _sweeps = None
+    close_runtime()

@@ -1,0 +1,102 @@
+"""Processes that died with steps in hand. A dropped liveliness token is a suspicion, silence after a question is the
+proof; without tokens the lease's end is."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+
+from orchestration.actions.pass_on import pass_on
+from orchestration.core.errors import StoreUnavailable
+from orchestration.core.frames import FrameKind, frame
+from orchestration.core.ids import StepId, StepKind
+from orchestration.core.loop import unknown_outcome
+from orchestration.core.safe_json import dumps
+from orchestration.wiring import Ports
+
+log = logging.getLogger("turnmill.sweeps")
+
+#: How long a suspected process has to renew its lease, in seconds.
+ANSWER_WITHIN_S = 0.3
+
+
+class DeadProcesses:
+    """Finds dead processes and passes their steps on."""
+
+    def __init__(self, ports: Ports) -> None:
+        self._ports = ports
+        self._suspects: queue.Queue[str | None] = queue.Queue()
+        self._thread = threading.Thread(target=self._run, name="turnmill-suspects", daemon=True)
+
+    def watch(self) -> None:
+        """Begin to follow the liveliness tokens of worker processes."""
+        self._thread.start()
+        self._ports.mesh.watch_processes(self._suspects.put)
+
+    def stop(self) -> None:
+        """Stop following."""
+        self._suspects.put(None)
+
+    def _run(self) -> None:
+        while (process := self._suspects.get()) is not None:
+            suspects = {process}
+            while not self._suspects.empty():
+                more = self._suspects.get_nowait()
+                if more is None:
+                    return
+                suspects.add(more)
+            try:
+                self.question(suspects)
+            except StoreUnavailable as error:
+                log.warning("suspects not questioned: %s; their leases decide", error)
+            except Exception:
+                log.exception("suspects not questioned; their leases decide")
+
+    def question(self, processes: set[str]) -> None:
+        """Ask suspected processes whether they live; those that stay silent lose their steps."""
+        book = self._ports.leases
+        ends = {process: end for process in processes if (end := book.end_of(process)) is not None}
+        for process in ends:
+            book.ask(process)
+        limit = time.monotonic() + ANSWER_WITHIN_S
+        silent = dict(ends)
+        while silent and time.monotonic() < limit:
+            time.sleep(0.02)
+            silent = {process: end for process, end in silent.items() if book.end_of(process) == end}
+        for process, end in silent.items():
+            self.depose(process, end)
+
+    def depose(self, process: str, seen_end: str) -> None:
+        """Take the lease of a silent process and pass its steps on."""
+        if self._ports.leases.depose(process, seen_end):
+            log.warning("process %s is silent; its steps are passed on", process)
+            self.pass_on_steps(process)
+
+    def pass_on_steps(self, process: str) -> None:
+        """Run the steps of a deposed process again, or record that nobody knows what came of them."""
+        ports = self._ports
+        for step in ports.leases.steps_of(process):
+            result, frames = self._verdict(step)
+            pass_on(ports, ports.leases.reclaim(step, process, result=result, frames=frames))
+        ports.leases.forget(process)
+
+    def _verdict(self, step: StepId) -> tuple[str | None, str]:
+        """The result to record for a step that must not run again, with its frames; None for one that may."""
+        if step.kind is not StepKind.TOOL:
+            return None, "[]"
+        record = self._ports.conversations.call_record(step)
+        if record is None or record.idempotent:
+            return None, "[]"
+        result = unknown_outcome(record.name)
+        told = frame(
+            FrameKind.TOOL_RESULT,
+            step.turn_id,
+            step.round,
+            tool_call_id=record.call_id,
+            name=record.name,
+            content=result.content,
+            error=True,
+        )
+        return dumps(result.as_json()), dumps([told])
