@@ -45,7 +45,7 @@ def make_ports(settings: Settings, project: Project, store: Store, queue: Queue,
         outbox=outbox,
         lease=lease,
         leases=LeaseBook(store),
-        journal=Journal(store, lease, outbox, lease.register),
+        journal=Journal(store, lease, outbox),
         mailbox=Mailbox(store),
         approvals=Approvals(store, outbox),
         conversations=Conversations(store),
@@ -62,6 +62,8 @@ def open_ports(settings: Settings) -> Ports:
     """
     from orchestration.mesh.adapter import ZenohMesh
     from orchestration.queue.sender import CeleryQueue
+    from orchestration.state.tool_records import RedisToolRecords
 
     store = Store(settings)
-    return make_ports(settings, load_project(settings.agents), store, CeleryQueue(settings, store), ZenohMesh(settings))
+    mesh = ZenohMesh(settings, records=RedisToolRecords(store))
+    return make_ports(settings, load_project(settings.agents), store, CeleryQueue(settings, store), mesh)

@@ -20,12 +20,19 @@ class LeaseKeeper:
 
     def __init__(self, ports: Ports) -> None:
         self._ports = ports
+        self._announced = ""
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="turnmill-lease", daemon=True)
 
     def start(self) -> None:
         """Take the lease and keep it."""
         self._thread.start()
+
+    def _announce(self) -> None:
+        process = self._ports.lease.process
+        if process != self._announced:
+            self._ports.mesh.announce_process(process)
+            self._announced = process
 
     def stop(self) -> None:
         """Give the lease back."""
@@ -46,12 +53,14 @@ class LeaseKeeper:
                 if not lease.process:
                     lease.register()
                     since_renewal = 0.0
+                self._announce()
                 asked = lease.wait_for_question(CONFIRM_EVERY_S)
                 since_renewal += CONFIRM_EVERY_S
                 if asked or since_renewal >= every or self._ports.outbox.unconfirmed:
+                    process = lease.process
                     if not lease.renew():
                         log.warning("this process was taken for dead; its steps were passed on, and it goes on under a new lease")
-                        lease.register()
+                        lease.register(instead_of=process)
                     since_renewal = 0.0
             except StoreUnavailable as error:
                 log.warning("lease not renewed: %s", error)

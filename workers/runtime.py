@@ -26,12 +26,15 @@ class Runtime:
         self.ports: Ports = open_ports(settings)
         self.keeper = LeaseKeeper(self.ports)
         self.keeper.start()
+        if self.ports.project.tools:
+            self.ports.mesh.serve(list(self.ports.project.tools.values()))
         for name, snapshot in self.ports.project.snapshots().items():
             log.info("agent %s, snapshot %s", name, snapshot)
 
     def close(self) -> None:
         """Give the lease back and close what is open."""
         self.keeper.stop()
+        self.ports.mesh.close()
         self.ports.store.close()
 
 

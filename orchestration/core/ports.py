@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from orchestration.core.ids import StepId, StepKind
-from orchestration.core.tool import Discover, ToolAnswer, ToolQuery, ToolSpec
+from orchestration.core.tool import Discover, Tool, ToolAnswer, ToolQuery, ToolSpec
 
 
 class Mesh(Protocol):
@@ -19,6 +19,14 @@ class Mesh(Protocol):
 
     def discover(self, wishes: Sequence[Discover]) -> list[ToolSpec]:
         """The `handle` entries of all manifests that match one of `wishes`, in a stable order; an answer may be some seconds old."""
+        ...
+
+    def serve(self, tools: Sequence[Tool[..., Any]]) -> object:
+        """Serve `tools` from this process until `close`, under the same rules as a tool host does."""
+        ...
+
+    def close(self) -> None:
+        """Stop serving and close the session."""
         ...
 
     def announce_process(self, process: str) -> None:

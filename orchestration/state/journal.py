@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,11 +125,10 @@ def reply_from_json(text: str) -> ModelReply:
 class Journal:
     """Claims and commits of the steps of this process. Safe for threads."""
 
-    def __init__(self, store: Store, lease: ProcessLease, outbox: Outbox, register: Callable[[], None]) -> None:
+    def __init__(self, store: Store, lease: ProcessLease, outbox: Outbox) -> None:
         self._store = store
         self._lease = lease
         self._outbox = outbox
-        self._register = register
 
     def claim(self, step: StepId) -> tuple[Claim, list[str]] | NotClaimed:
         """Take `step`, or learn why not. The raw fields that come with it are read by `turn_so_far` and its siblings."""
@@ -142,7 +140,7 @@ class Journal:
                 return Claim(step, owner, fence, attempt, now, ends, time.monotonic(), deadline), answer[5:]
             if answer[0] != "no_lease":
                 return NotClaimed(answer[0])
-            self._register()
+            self._lease.register(instead_of=owner.partition("#")[0])
 
     @staticmethod
     def turn_so_far(fields: list[str]) -> tuple[TurnSoFar, list[str]]:

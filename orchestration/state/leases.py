@@ -36,9 +36,14 @@ class ProcessLease:
         self.process = ""
         self.deadline = 0.0
 
-    def register(self) -> None:
-        """Take a lease under a new name; steps claimed under an older one are given up."""
+    def register(self, instead_of: str = "") -> None:
+        """Take a lease under a new name; steps claimed under an older one are given up.
+
+        Does nothing when another thread has taken one in place of `instead_of` already.
+        """
         with self._lock:
+            if self.process != instead_of:
+                return
             process = new_process_name()
             sent = time.monotonic()
             self._store.run("renew", process, self._lease_ms, "register", self._outbox.take_confirmations())

@@ -83,6 +83,13 @@ class LocalMesh:
         patterns = [pattern for wish in wishes for pattern in wish.patterns]
         return [tool.spec for prefix, tool in sorted(self.tools.items()) if any(matches(pattern, prefix) for pattern in patterns)]
 
+    def serve(self, tools: Sequence[Tool[..., Any]]) -> None:
+        """Serve more tools."""
+        self.tools |= {tool.spec.prefix: tool for tool in tools}
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
     def announce_process(self, process: str) -> None:
         """Nobody listens here."""
 

@@ -5,7 +5,8 @@ local step = parse_step(ARGV[1])
 local state, conv = unpack(call('HMGET', step.key, 'state', 'conv'))
 if not state or has_ended(state) then return { 'ended' } end
 local record = read_step(step.key, step.field)
-if not record or record.state ~= 'running' or record.owner ~= ARGV[2] or record.fence ~= tonumber(ARGV[3]) then return { 'fenced' } end
+if not record or record.state ~= 'running' or record.owner ~= ARGV[2] or record.fence ~= tonumber(ARGV[3])
+  or not call('ZSCORE', 'tm:leases', process_of(ARGV[2])) then return { 'fenced' } end
 local said = ARGV[3] .. '|' .. ARGV[5]
 if call('HGET', step.key, 'e:' .. step.field) ~= said then
   call('HSET', step.key, 'e:' .. step.field, said)

@@ -1,0 +1,153 @@
+"""Which tools the mesh has: all manifests put together, kept for a few seconds, filtered by what an agent wishes.
+
+Reading one manifest is `manifest.py`; which calls need a human in the end is decided in the core.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import zenoh
+
+from orchestration.core.errors import Misconfigured
+from orchestration.core.keys import matches
+from orchestration.core.tool import Discover, ToolSpec
+from orchestration.mesh.manifest import CAPABILITIES, Manifest, decode_manifest
+from orchestration.mesh.session import MeshSession, MeshUnavailable
+from orchestration.settings import Settings
+
+log = logging.getLogger(__name__)
+
+#: How long the services have to answer, in seconds; a hung one costs each refresh that much.
+ANSWER_S = 1.0
+
+#: How long the first refresh waits for a connection, in seconds.
+CONNECT_S = 2.0
+
+#: Remembered complaints; beyond that they are forgotten and may be made again.
+_MAX_COMPLAINTS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What was heard, when (monotonic seconds), by service."""
+
+    at: float = float("-inf")
+    manifests: dict[str, tuple[Manifest, ...]] = field(default_factory=dict)
+
+
+class Discovery:
+    """The tools of the mesh. Safe for threads: one refreshes, the others take what is known or wait for the first answer."""
+
+    def __init__(self, session: MeshSession, settings: Settings) -> None:
+        self._session = session
+        self._kept_s = settings.discovery_s
+        self._lock = threading.Lock()
+        self._refreshing = threading.Lock()
+        self._known = _Known()
+        self._complaints: set[tuple[str, str, str]] = set()
+
+    def discover(self, wishes: Sequence[Discover]) -> list[ToolSpec]:
+        """The tools that match one of `wishes`, by prefix. While the mesh is away, those that were known last."""
+        if not wishes:
+            return []
+        manifests = self._current().manifests
+        return select([manifest for of_service in manifests.values() for manifest in of_service], wishes)
+
+    def forget(self) -> None:
+        """Ask the mesh again at the next call."""
+        with self._lock:
+            self._known = replace(self._known, at=float("-inf"))
+
+    def _current(self) -> _Known:
+        known = self._known
+        if time.monotonic() - known.at <= self._kept_s:
+            return known
+        # Who comes while another refreshes takes what is a little stale; what is long stale, or nothing, is worth the wait.
+        patient = time.monotonic() - known.at > 3 * self._kept_s
+        if not self._refreshing.acquire(blocking=patient):
+            return known
+        try:
+            if time.monotonic() - self._known.at > self._kept_s:
+                self._known = self._refresh(self._known)
+            return self._known
+        finally:
+            self._refreshing.release()
+
+    def _refresh(self, known: _Known) -> _Known:
+        heard: dict[str, list[Manifest]] = {}
+        complete = True
+        try:
+            session = self._session.opened(CONNECT_S)
+            for reply in session.get(f"{CAPABILITIES}/*", consolidation=zenoh.ConsolidationMode.NONE, timeout=ANSWER_S):
+                if reply.ok is None:
+                    complete = False  # somebody was asked and did not answer in time
+                    continue
+                try:
+                    manifest = decode_manifest(reply.ok.payload.to_bytes())
+                except ValueError as error:
+                    self._complain("?", "", str(error))
+                    continue
+                for prefix, why in manifest.skipped:
+                    self._complain(manifest.service, prefix, why)
+                heard.setdefault(manifest.service, []).append(manifest)
+            complete = complete and self._session.connected
+        except (MeshUnavailable, Misconfigured, zenoh.ZError) as error:
+            self._complain("", "", f"the mesh cannot be asked ({type(error).__name__})")
+            complete = False
+        manifests = {service: tuple(of_service) for service, of_service in heard.items()}
+        if not complete:
+            manifests = {**known.manifests, **manifests}
+        return _Known(time.monotonic(), manifests)
+
+    def _complain(self, service: str, prefix: str, why: str) -> None:
+        """Say each fault once."""
+        if (service, prefix, why) in self._complaints:
+            return
+        if len(self._complaints) >= _MAX_COMPLAINTS:
+            self._complaints.clear()
+        self._complaints.add((service, prefix, why))
+        log.warning("discovery: service %r, entry %r: %s", service, prefix, why)
+
+
+def select(manifests: Iterable[Manifest], wishes: Sequence[Discover]) -> list[ToolSpec]:
+    """The tools of `manifests` that one of `wishes` names, sorted by prefix, each key once.
+
+    A key that several services serve may be answered by any of them: it is gated when one of them demands it, idempotent and
+    asked by payload only when all are, and waited for as long as the slowest asks. Its words and schema are those of the first
+    service by name.
+    """
+    owners: dict[str, list[ToolSpec]] = {}
+    for manifest in manifests:
+        for spec in manifest.tools:
+            owners.setdefault(spec.prefix, []).append(spec)
+    chosen: list[ToolSpec] = []
+    for prefix in sorted(owners):
+        specs = sorted(owners[prefix], key=lambda spec: (spec.service, str(spec.approval), spec.description))
+        named = [spec for spec in specs if any(_wished(spec, wish) for wish in wishes)]
+        if not named:
+            continue
+        demands = [spec.approval for spec in specs if spec.approval]
+        extra = any(matches(pattern, prefix) for wish in wishes if _wished_any(named, wish) for pattern in wish.approval)
+        chosen.append(
+            replace(
+                named[0],
+                approval=next((demand for demand in demands if isinstance(demand, str)), True if demands or extra else None),
+                idempotent=all(spec.idempotent for spec in specs),
+                payload=all(spec.payload for spec in specs),
+                timeout_s=max(spec.timeout_s for spec in specs),
+            )
+        )
+    return chosen
+
+
+def _wished(spec: ToolSpec, wish: Discover) -> bool:
+    return (not wish.services or spec.service in wish.services) and any(matches(pattern, spec.prefix) for pattern in wish.patterns)
+
+
+def _wished_any(specs: Sequence[ToolSpec], wish: Discover) -> bool:
+    return any(_wished(spec, wish) for spec in specs)
