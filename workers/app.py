@@ -4,7 +4,7 @@ is speed, names and silence."""
 from __future__ import annotations
 
 from celery import Celery
-from kombu import Queue
+from kombu.entity import Queue
 
 from orchestration.settings import Settings, load_settings
 
@@ -15,7 +15,7 @@ def make_app(settings: Settings) -> Celery:
     app.conf.update(
         task_serializer="json",
         accept_content=["json"],
-        task_queues=[Queue("plan"), Queue("tools"), Queue("control")],
+        task_queues=[Queue(name, routing_key=name) for name in ("plan", "tools", "control")],  # type: ignore[no-untyped-call]
         task_default_queue="plan",
         task_routes={
             "turn.plan": {"queue": "plan"},

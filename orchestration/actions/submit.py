@@ -12,6 +12,7 @@ from orchestration.core.errors import ConversationBusy, IdempotencyMismatch, Inv
 from orchestration.core.ids import is_id, new_conversation_id, new_turn_id
 from orchestration.core.principal import Principal
 from orchestration.core.safe_json import clean, dumps
+from orchestration.core.tool import attached_tools
 from orchestration.core.turn import OnBusy, TurnRequest
 from orchestration.wiring import Ports
 
@@ -59,6 +60,8 @@ def submit(ports: Ports, submission: Submission) -> Submitted:
     """
     agent = ports.project.agent(submission.agent)
     _check(submission)
+    agent.model_named(submission.model)
+    attached_tools(submission.tools)
     request = TurnRequest(
         turn_id=new_turn_id(),
         tenant=submission.principal.tenant,

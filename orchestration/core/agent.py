@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from orchestration.core.errors import Misconfigured
+from orchestration.core.errors import Invalid, Misconfigured
 from orchestration.core.gate import Gate, missing_gates
 from orchestration.core.ids import is_id
 from orchestration.core.limits import Limits
@@ -25,7 +25,7 @@ class Agent:
 
     `approvals` maps tool keys (or key expressions) to a `Gate` that refines what the owner of a tool demands, and gates
     tools whose owner demands nothing; `approvals=None` says that there is nowhere to ask, and then an agent whose known
-    tools include a gated one is refused.
+    tools include a gated one is refused. `models` are others, by name, that a submission may choose instead of `model`.
 
     Raises:
         Misconfigured: a name that is no id, an unknown kind of tool, or a gated tool without anywhere to ask.
@@ -40,6 +40,7 @@ class Agent:
     approvals: dict[str, Gate] | None = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
     on_busy_waiting: str | None = None
+    models: dict[str, Model] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not is_id(self.name):
@@ -53,6 +54,18 @@ class Agent:
             missing = missing_gates(self.known_tools())
             if missing:
                 raise Misconfigured(f"Agent({self.name!r}): approvals=None, but these tools need one: {', '.join(missing)}")
+
+    def model_named(self, name: str) -> Model:
+        """The model that a submission asked for by name; the agent's own for none.
+
+        Raises:
+            Invalid: the agent does not allow it.
+        """
+        if not name or name == getattr(self.model, "model", None):
+            return self.model
+        if name not in self.models:
+            raise Invalid("the agent does not allow this model", [{"loc": ["model"], "msg": f"one of {sorted(self.models)}"}])
+        return self.models[name]
 
     def known_tools(self) -> list[ToolSpec]:
         """The tools that are known without asking the mesh."""

@@ -189,6 +189,12 @@ class ModelError(TurnmillError):
         self.status = status
 
 
+class StepLost(TurnmillError):
+    """A step was begun many times and never finished: whatever runs it dies of it."""
+
+    code = "step_lost"
+
+
 class Fenced(TurnmillError):
     """The step was passed on to somebody else, or its turn has ended: stop, and change nothing."""
 

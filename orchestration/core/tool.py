@@ -10,13 +10,14 @@ import hashlib
 import inspect
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from pydantic import ConfigDict, TypeAdapter, create_model
 
-from orchestration.core.errors import CatalogueError, Misconfigured
+from orchestration.core.errors import CatalogueError, Invalid, Misconfigured
+from orchestration.core.keys import matches
 
 #: The longest tool name that providers take (their pattern is `^[A-Za-z0-9_-]{1,64}$`).
 MAX_NAME_CHARS = 64
@@ -74,6 +75,10 @@ class Discover:
     patterns: tuple[str, ...]
     services: tuple[str, ...] = ()
     approval: tuple[str, ...] = ()
+
+    def includes(self, prefix: str) -> bool:
+        """Whether the tool at `prefix` is wished for."""
+        return any(matches(pattern, prefix) for pattern in self.patterns)
 
 
 def discover(*patterns: str, services: Sequence[str] = (), approval: Sequence[str] = ()) -> Discover:
@@ -164,7 +169,7 @@ def tool(
     Raises:
         Misconfigured: the prefix is no plain key, or the signature cannot be made a schema.
     """
-    if not prefix or prefix.startswith(("/", ".istos")) or prefix.endswith("/") or re.search(r"[*$?#;\s]|//", prefix):
+    if not is_plain_key(prefix):
         raise Misconfigured(f"@tool({prefix!r}): a tool's key is a plain Zenoh key such as 'billing/refund'")
 
     def declare(function: Callable[P, R]) -> Tool[P, R]:
@@ -212,6 +217,42 @@ def _schema_of(function: Callable[..., Any], prefix: str) -> tuple[dict[str, Any
         return {name: getattr(checked, name) for name in fields}
 
     return schema, validate
+
+
+def is_plain_key(prefix: str) -> bool:
+    """Whether `prefix` is a key without wildcards that a tool may have."""
+    return bool(prefix) and not prefix.startswith(("/", ".istos")) and not prefix.endswith("/") and not re.search(r"[*$?#;\s]|//", prefix)
+
+
+def attached_tools(tools: Sequence[dict[str, Any]]) -> list[ToolSpec]:
+    """The tools that a submission brings for its turn: function definitions as a model takes them, each with its mesh `key`.
+
+    Raises:
+        Invalid: an entry that is none; says which and what is wrong.
+    """
+    specs = []
+    for place, entry in enumerate(tools):
+        function = entry.get("function", entry)
+        key = entry.get("key")
+        if not isinstance(key, str) or not is_plain_key(key):
+            raise Invalid("an attached tool does not fit", [{"loc": ["tools", place, "key"], "msg": "a plain mesh key"}])
+        if not isinstance(function, dict) or not isinstance(function.get("parameters", {}), dict):
+            raise Invalid("an attached tool does not fit", [{"loc": ["tools", place, "function"], "msg": "a function definition"}])
+        name = function.get("name") or tool_name(key)
+        if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name):
+            raise Invalid("an attached tool does not fit", [{"loc": ["tools", place, "function", "name"], "msg": "1 to 64 of A-Za-z0-9_-"}])
+        parameters = function.get("parameters") or {"type": "object", "properties": {}}
+        specs.append(ToolSpec(key, str(function.get("description") or ""), parameters, name=name))
+    return specs
+
+
+def owned(spec: ToolSpec, owner: ToolSpec | None) -> ToolSpec:
+    """An attached tool under its owner's rules: whoever attaches it cannot waive a gate or declare it idempotent."""
+    if owner is None:
+        return spec
+    return replace(
+        spec, approval=owner.approval, idempotent=owner.idempotent, payload=owner.payload, timeout_s=owner.timeout_s, service=owner.service
+    )
 
 
 def build_catalogue(specs: Sequence[ToolSpec]) -> dict[str, ToolSpec]:

@@ -60,7 +60,11 @@ class ZenohMesh:
 
     def watch_processes(self, on_drop: Callable[[str], object]) -> None:
         """Call `on_drop` with a process's name whenever its token drops. A lost hub drops them all, so each is a suspicion only."""
-        self.session.watch_liveliness(f"{self._processes}/*", lambda _: None, lambda key: on_drop(key.rpartition("/")[2]))
+
+        def dropped(key: str) -> None:
+            on_drop(key.rpartition("/")[2])
+
+        self.session.watch_liveliness(f"{self._processes}/*", lambda _: None, dropped)
 
     def close(self, drain_s: float = 0.0) -> None:
         """Finish the calls in hand for at most `drain_s` seconds, then close the session for good."""

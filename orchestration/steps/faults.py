@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import time
+import traceback
 from pathlib import Path
 
 from orchestration.actions.pass_on import pass_on
@@ -16,8 +18,13 @@ from orchestration.core.turn import StopReason, state_at_end
 from orchestration.state.journal import Claim
 from orchestration.wiring import Ports
 
+log = logging.getLogger("turnmill.steps")
+
 #: Longest pause before a step is tried again, in seconds.
 MAX_PAUSE_S = 300.0
+
+#: How often one step is begun at most, whatever ends it: a step that kills its process must not do so for ever.
+MAX_CLAIMS = 20
 
 _ARMED = os.environ.get("TURNMILL_FAULT_POINT", "")
 
@@ -43,6 +50,13 @@ def reached(point: str, step: StepId) -> None:
     elif action == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
         time.sleep(0.05)
+
+
+def log_unexpected(step: StepId, error: BaseException) -> None:
+    """Log a fault of ours by its kind and place; its text may hold what must not be logged."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "nowhere"
+    log.error("step %s: unexpected %s at %s", step.task_id, type(error).__name__, where)
 
 
 def pause_before(attempt: int, asked_for_s: float | None) -> float:

@@ -6,10 +6,13 @@ from dataclasses import replace
 
 from orchestration.core.call import CallResult, CallState
 from orchestration.core.conversation import NO_RESULT, round_entries
+from orchestration.core.errors import StoreUnavailable
 from orchestration.core.ids import StepId, StepKind
+from orchestration.core.limits import Limits
+from orchestration.core.model import Usage
 from orchestration.core.safe_json import clean_text, dumps
 from orchestration.state.journal import Call, Claim, NotClaimed, RoundSoFar, TurnSoFar
-from orchestration.steps.faults import reached
+from orchestration.steps.faults import end_with_error, log_unexpected, reached, try_again
 from orchestration.steps.plan import next_plan, work
 from orchestration.wiring import Ports
 
@@ -21,10 +24,22 @@ def observe(step: StepId, ports: Ports) -> str:
     if isinstance(claimed, NotClaimed):
         return claimed.why
     claim, fields = claimed
-    turn, rest = ports.journal.turn_so_far(fields)
-    round_ = ports.journal.round_so_far(rest)
-    reached("observing", step)
-    following = _commit(claim, turn, round_, ports)
+    usage = Usage()
+    try:
+        turn, rest = ports.journal.turn_so_far(fields)
+        usage = turn.usage
+        round_ = ports.journal.round_so_far(rest)
+        reached("observing", step)
+        following = _commit(claim, turn, round_, ports)
+    except StoreUnavailable:
+        return "unavailable"
+    except Exception as error:
+        log_unexpected(step, error)
+        if claim.attempt < Limits().max_attempts:
+            try_again(ports, claim, None)
+        else:
+            end_with_error(ports, claim, usage, "internal_error", "Internal error", [])
+        return "failed"
     reached("committed", step)
     return work(*following, ports) if following else "fenced"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -12,22 +11,21 @@ from orchestration.actions.pass_on import pass_on
 from orchestration.core.agent import Agent
 from orchestration.core.call import CallState
 from orchestration.core.conversation import NO_RESPONSE, message_entry, messages
-from orchestration.core.errors import Fenced, ModelError, TurnmillError
+from orchestration.core.errors import Fenced, ModelError, StepLost, StoreUnavailable, TurnmillError
 from orchestration.core.frames import FrameKind, frame
 from orchestration.core.ids import StepId, StepKind
+from orchestration.core.limits import Limits
 from orchestration.core.loop import CallTools, EndTurn, PlannedCall, after_reply
 from orchestration.core.model import Delta, ModelReply, Usage
 from orchestration.core.safe_json import clean_text, dumps
 from orchestration.core.times import rfc3339
-from orchestration.core.tool import ToolSpec, build_catalogue
+from orchestration.core.tool import Discover, ToolSpec, attached_tools, build_catalogue, owned
 from orchestration.core.turn import StopReason, state_at_end
 from orchestration.models.calling import call_model
 from orchestration.state.approvals import new_approval
 from orchestration.state.journal import Claim, Committed, NotClaimed, TurnSoFar, reply_as_json
-from orchestration.steps.faults import end_with_error, reached, try_again
+from orchestration.steps.faults import MAX_CLAIMS, end_with_error, log_unexpected, reached, try_again
 from orchestration.wiring import Ports
-
-log = logging.getLogger("turnmill.plan")
 
 #: Shortest pause between two token frames of one step, in seconds.
 FRAME_PAUSE_S = 0.04
@@ -58,30 +56,48 @@ def work(claim: Claim, turn: TurnSoFar, ports: Ports) -> str:
 
 def _once(claim: Claim, turn: TurnSoFar, ports: Ports) -> tuple[Claim, TurnSoFar] | None:
     tokens = TokenFrames(claim, ports)
+    max_attempts = Limits().max_attempts
     try:
         agent = ports.project.agent(turn.agent)
-        specs = [*agent.known_tools(), *(ports.mesh.discover(agent.discoveries()) if agent.discoveries() else [])]
-        catalogue = build_catalogue(specs)
+        max_attempts = agent.limits.max_attempts
+        if claim.attempt > MAX_CLAIMS:
+            raise StepLost(f"step {claim.step.task_id} was begun {claim.attempt - 1} times and never finished")
+        catalogue = _catalogue(agent, turn, ports)
         reply = _ask(agent, turn, list(catalogue.values()), tokens)
-    except Fenced:
-        return None
+        reached("replied", claim.step)
+        return _commit(claim, turn, ports, agent, catalogue, reply, tokens)
+    except (Fenced, StoreUnavailable):
+        return None  # somebody else has the step, or will
     except ModelError as error:
-        if error.retryable and claim.attempt < ports.project.agent(turn.agent).limits.max_attempts:
+        if error.retryable and claim.attempt < max_attempts:
             try_again(ports, claim, error.retry_after_s, void_tokens=tokens.any)
         else:
             end_with_error(ports, claim, turn.usage, f"model_{error.kind}", str(error), tokens.rest())
-        return None
     except TurnmillError as error:
         end_with_error(ports, claim, turn.usage, error.code, str(error), tokens.rest())
-        return None
-    reached("replied", claim.step)
-    return _commit(claim, turn, ports, agent, catalogue, reply, tokens)
+    except Exception as error:
+        log_unexpected(claim.step, error)
+        if claim.attempt < max_attempts:
+            try_again(ports, claim, None, void_tokens=tokens.any)
+        else:
+            end_with_error(ports, claim, turn.usage, "internal_error", "Internal error", tokens.rest())
+    return None
+
+
+def _catalogue(agent: Agent, turn: TurnSoFar, ports: Ports) -> dict[str, ToolSpec]:
+    """The round's tools: the agent's own, those that discovery finds now, those attached to this turn."""
+    attached = attached_tools(turn.request.tools)
+    wishes = [*agent.discoveries(), *(Discover((spec.prefix,)) for spec in attached)]
+    found = ports.mesh.discover(wishes) if wishes else []
+    owners = {spec.prefix: spec for spec in found}
+    wanted = [*agent.known_tools(), *(spec for spec in found if any(wish.includes(spec.prefix) for wish in agent.discoveries()))]
+    return build_catalogue([*wanted, *(owned(spec, owners.get(spec.prefix)) for spec in attached)])
 
 
 def _ask(agent: Agent, turn: TurnSoFar, specs: Sequence[ToolSpec], tokens: TokenFrames) -> ModelReply:
     system = "\n\n".join(part for part in (agent.system, turn.request.brief) if part)
     sent = messages(turn.entries, system=system, max_result_chars=agent.limits.max_tool_result_chars)
-    return call_model(agent.model, sent, tools=[spec.definition() for spec in specs] or None, sink=tokens)
+    return call_model(agent.model_named(turn.request.model), sent, tools=[spec.definition() for spec in specs] or None, sink=tokens)
 
 
 def _commit(

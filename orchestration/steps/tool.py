@@ -8,13 +8,14 @@ import time
 from orchestration.actions.pass_on import pass_on
 from orchestration.core.call import CallRecord, CallResult, CallState
 from orchestration.core.conversation import cut
+from orchestration.core.errors import StoreUnavailable
 from orchestration.core.frames import FrameKind, frame
 from orchestration.core.ids import StepId
 from orchestration.core.loop import schema_faults, unknown_outcome
 from orchestration.core.safe_json import as_text, clean, dumps
 from orchestration.core.tool import Outcome, ToolAnswer, ToolQuery
 from orchestration.state.journal import Claim, NotClaimed, ToolWork
-from orchestration.steps.faults import reached, try_again
+from orchestration.steps.faults import log_unexpected, reached, try_again
 from orchestration.wiring import Ports
 
 #: Characters of one result that the journal keeps; what is beyond is counted, not stored.
@@ -43,9 +44,17 @@ def tool(step: StepId, ports: Ports) -> str:
         # this process slept past its lease: somebody else may have the call by now, so it is not asked from here
         try_again(ports, claim, 0.0)
         return "late"
-    answer = _ask(claim, work, ports)
+    try:
+        answer = _ask(claim, work, ports)
+    except Exception as error:
+        # whether it was asked is not known any more
+        log_unexpected(step, error)
+        answer = ToolAnswer(Outcome.UNKNOWN, code="internal_error")
     reached("asked", step)
-    return _commit(claim, work, answer, ports)
+    try:
+        return _commit(claim, work, answer, ports)
+    except StoreUnavailable:
+        return "unavailable"
 
 
 def _ask(claim: Claim, work: ToolWork, ports: Ports) -> ToolAnswer:

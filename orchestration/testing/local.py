@@ -124,7 +124,7 @@ class LocalTurnmill:
         while True:
             while self.queue.waiting:
                 self.run_one(self.queue.waiting.popleft())
-            undelivered = [StepId.parse(name) for name in self.ports.store.client.zrange("tm:sent:plan", 0, -1)]
+            undelivered = [StepId.parse(str(name)) for name in self.ports.store.client.zrange("tm:sent:plan", 0, -1)]
             self.queue.waiting.extend(step for step in undelivered if step.kind is StepKind.OBSERVE)
             if not self.queue.waiting:
                 return
@@ -167,5 +167,5 @@ class LocalTurnmill:
 
     def frames(self, conversation_id: str) -> list[dict[str, Any]]:
         """All frames of a conversation so far, in order."""
-        stored = self.ports.store.client.xrange(f"{conversation_key(self.principal.tenant, conversation_id)}:frames")
+        stored: Any = self.ports.store.client.xrange(f"{conversation_key(self.principal.tenant, conversation_id)}:frames")
         return [json.loads(numbered(int(id_.split("-")[0]), fields["f"])) for id_, fields in stored]
