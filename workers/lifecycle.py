@@ -11,12 +11,15 @@ from celery import signals
 
 from orchestration.core.ids import StepKind
 from orchestration.queue.sender import refuse_broken_chords
+from workers.draining import leave_after
 from workers.runtime import close_runtime, runtime
 from workers.sweeps.loop import Sweeps
+from workers.watchdog import Watchdog
 
 log = logging.getLogger("turnmill.worker")
 
 _sweeps: Sweeps | None = None
+_watchdog: Watchdog | None = None
 
 
 def connect() -> None:
@@ -24,6 +27,7 @@ def connect() -> None:
     signals.worker_init.connect(_on_init, dispatch_uid="turnmill-init")
     signals.worker_process_init.connect(_on_process_init, dispatch_uid="turnmill-process-init")
     signals.worker_ready.connect(_on_ready, dispatch_uid="turnmill-ready")
+    signals.worker_shutting_down.connect(_on_stopping, dispatch_uid="turnmill-stopping")
     signals.worker_process_shutdown.connect(_on_process_shutdown, dispatch_uid="turnmill-process-shutdown")
     signals.worker_shutdown.connect(_on_shutdown, dispatch_uid="turnmill-shutdown")
 
@@ -48,14 +52,23 @@ def _on_process_init(**_: Any) -> None:
 
 
 def _on_ready(sender: Any = None, **_: Any) -> None:
-    global _sweeps
+    global _sweeps, _watchdog
     instrument()
     ports = runtime().ports
+    _watchdog = Watchdog(ports, sender)
+    _watchdog.start()
     consumed = {queue.name for queue in sender.app.amqp.queues.consume_from.values()}
     if ports.queue.queue_name(StepKind.DECIDE) in consumed:
         _sweeps = Sweeps(ports)
         _sweeps.start()
         log.info("this worker sweeps")
+
+
+def _on_stopping(**_: Any) -> None:
+    if _watchdog is not None:
+        _watchdog.stop()
+    ports = runtime().ports
+    leave_after(ports, ports.settings.drain_s)
 
 
 def _on_process_shutdown(**_: Any) -> None:

@@ -11,9 +11,9 @@ from typing import Any, TypeVar, cast
 from celery import shared_task
 from celery.exceptions import Ignore
 
-from orchestration.actions.pass_on import pass_on
 from orchestration.core.ids import StepKind
 from orchestration.queue import names
+from orchestration.steps.decide import decide as decide_step
 from orchestration.steps.observe import observe as observe_step
 from orchestration.steps.plan import plan as plan_step
 from orchestration.steps.tool import PARKED
@@ -63,7 +63,4 @@ def observe(self: Any, tenant: str, turn_id: str, round_: int) -> None:
 @task(names.DECIDE)
 def decide(self: Any, tenant: str, turn_id: str, round_: int, index: int) -> None:
     """Carry out a recorded decision: send the suspended step again, with the id and the chord that it had."""
-    ports = runtime().ports
-    header = ports.approvals.resume(names.step_of(StepKind.DECIDE, tenant, turn_id, round_, index))
-    if header is not None:
-        pass_on(ports, [header])
+    decide_step(names.step_of(StepKind.DECIDE, tenant, turn_id, round_, index), runtime().ports)

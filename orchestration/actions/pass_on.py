@@ -12,12 +12,15 @@ from orchestration.wiring import Ports
 log = logging.getLogger("turnmill.outbox")
 
 
-def pass_on(ports: Ports, steps: Sequence[StepId]) -> None:
-    """Send the tasks of `steps` and remember that they were sent."""
+def pass_on(ports: Ports, steps: Sequence[StepId], *, headers: Sequence[int] | None = None, traceparent: str = "") -> None:
+    """Send the tasks of `steps` and remember that they were sent.
+
+    A caller that knows the round gives the `headers` of its chord (empty for none), which saves a look into the journal.
+    """
     if not steps:
         return
     try:
-        ports.queue.send(steps)
+        ports.queue.send(steps, headers=headers, traceparent=traceparent)
     except StoreUnavailable as error:
         log.warning("%s; %d step(s) stay in the outbox", error, len(steps))
         return

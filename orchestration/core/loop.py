@@ -43,6 +43,11 @@ class CallTools:
     text: str
     calls: tuple[PlannedCall, ...]
 
+    @property
+    def headers(self) -> list[int]:
+        """The indexes of the calls that have a step."""
+        return [index for index, planned in enumerate(self.calls) if planned.result is None]
+
 
 @dataclass(frozen=True, slots=True)
 class EndTurn:

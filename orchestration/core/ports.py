@@ -41,8 +41,12 @@ class Mesh(Protocol):
 class Queue(Protocol):
     """The task queue: a doorbell. A message that gets lost or comes twice changes nothing."""
 
-    def send(self, steps: Sequence[StepId], *, parent_id: str = "", traceparent: str = "") -> None:
-        """Send the tasks of `steps`, each once. Raises StoreUnavailable when the broker does not take them."""
+    def send(self, steps: Sequence[StepId], *, headers: Sequence[int] | None = None, traceparent: str = "") -> None:
+        """Send the tasks of `steps`, each once; `headers` are the indexes of a round's calls that are headers of a chord.
+
+        Raises:
+            StoreUnavailable: the broker does not take them.
+        """
         ...
 
     def queue_name(self, kind: StepKind) -> str:

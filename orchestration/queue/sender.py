@@ -12,7 +12,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from celery import Celery
+from celery import Celery, signals
 from kombu.exceptions import KombuError, OperationalError
 
 from orchestration.core.errors import Misconfigured, StoreUnavailable
@@ -55,6 +55,11 @@ def refuse_broken_chords(app: Celery) -> None:
         raise Misconfigured("result_chord_expires: must be 0, or an approval that waits for longer breaks its chord")
 
 
+def _somebody_listens(app: Celery) -> bool:
+    """Whether publishing must go through Celery's signals and events: for traces, or for a host's own hooks."""
+    return bool(signals.before_task_publish.receivers or signals.after_task_publish.receivers or app.conf.task_send_sent_event)
+
+
 class CeleryQueue:
     """The port `Queue` on Celery. Safe for threads; loads the app at its first use."""
 
@@ -80,19 +85,27 @@ class CeleryQueue:
         """The broker's queue for steps of `kind`: the app's own routing, or ours where it says nothing."""
         return str(self._route(kind)["queue"].name)
 
-    def send(self, steps: Sequence[StepId], *, parent_id: str = "", traceparent: str = "") -> None:
-        """Send the tasks of `steps`; headers of a chord with its options, as the journal has them.
+    def send(self, steps: Sequence[StepId], *, headers: Sequence[int] | None = None, traceparent: str = "") -> None:
+        """Send the tasks of `steps`; those of a round with a chord as its headers. What is not given is read from the journal.
+
+        Args:
+            headers: the indexes of the round's calls that are headers of a chord; empty for a round without one.
+            traceparent: the trace that the steps belong to, where no span is current.
 
         Raises:
             StoreUnavailable: the broker does not take them; some may have gone out.
         """
-        contexts = self._contexts(steps)
+        if not steps:
+            return
+        known = headers is not None or not any(step.kind is StepKind.TOOL for step in steps)
+        contexts = {} if known else self._contexts(steps)
+        given = (traceparent, list(headers or ()))
         try:
             with translated(), self.app.producer_or_acquire() as producer:
                 for step in steps:
-                    trace, headers = contexts[step.turn_id, step.round]
-                    with continuing(traceparent or trace):
-                        self._publish(producer, step, headers)
+                    trace, chord = contexts.get((step.turn_id, step.round), given)
+                    with continuing(trace):
+                        self._publish(producer, step, chord)
         except (KombuError, OperationalError, OSError) as error:
             raise StoreUnavailable(f"the broker does not answer ({type(error).__name__})") from error
 
@@ -137,7 +150,6 @@ class CeleryQueue:
             self._open_chord(group, len(headers))
             options = {"group_id": group, "group_index": headers.index(step.index), "chord": self._body(step)}
         args = arguments(step)
-        shown = repr(tuple(args))
         message = app.amqp.as_task_v2(
             step.task_id,
             TASKS[step.kind],
@@ -145,13 +157,28 @@ class CeleryQueue:
             {},
             root_id=step.root_task_id,
             parent_id=step.parent_task_id,
-            argsrepr=shown,
+            argsrepr=repr(tuple(args)),
             kwargsrepr="{}",
             ignore_result=True,
             create_sent_event=app.conf.task_send_sent_event,
             **options,
         )
-        app.amqp.send_task_message(producer, TASKS[step.kind], message, serializer="json", **route)
+        queue = route["queue"]
+        if _somebody_listens(app) or queue.exchange.type != "direct":
+            app.amqp.send_task_message(producer, TASKS[step.kind], message, serializer="json", **route)
+            return
+        # what Celery's own sender does for a direct exchange, without the signals that nobody receives: less than half the CPU
+        sent_headers, properties, body, _ = message
+        producer.publish(
+            body,
+            exchange="",
+            routing_key=queue.name,
+            serializer="json",
+            headers=sent_headers,
+            delivery_mode=2,
+            declare=[queue],
+            **properties,
+        )
 
     def _open_chord(self, group: str, size: int) -> None:
         """Let the result backend know how many headers the chord has; one that is under way keeps its count."""

@@ -1,4 +1,4 @@
-"""API keys of the gateway: made, listed, revoked and looked up in Redis. Only a hash of a key is kept; who may do what with it is for the caller.
+"""API keys of the gateway: made, listed, revoked and looked up in Redis. Only a hash is kept; what a key's principal may do is for others.
 
 Keys: `tm:keys`, a hash from the SHA-256 of an API key (hex) to a JSON object `{key_id, sub, tenant, scopes, roles, created_at}`.
 """

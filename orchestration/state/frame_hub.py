@@ -33,6 +33,9 @@ _PULSE = "tm:hub"
 #: Seconds of silence after which the connection is asked for a sign of life, and again until it counts as dead.
 _PING_S = 5.0
 
+#: Seconds that a command may take.
+_ANSWER_S = 10.0
+
 #: The largest number that a stream entry can have.
 MAX_SEQ = 2**63 - 1
 
@@ -71,10 +74,12 @@ class FrameHub:
             "encoding_errors": "replace",
             "protocol": 2,
             "socket_connect_timeout": 2,
+            # With a time limit of its own redis-py sends through `asyncio.wait_for`, which can swallow a cancellation (Python < 3.12).
+            "socket_timeout": None,
             "socket_keepalive": True,
             "retry": Retry(NoBackoff(), 0),
         }
-        pool = BlockingConnectionPool.from_url(self._url, max_connections=32, timeout=10, socket_timeout=10, **options)
+        pool = BlockingConnectionPool.from_url(self._url, max_connections=32, timeout=_ANSWER_S, **options)
         self._reader = Redis(connection_pool=pool)
         self._listener = Redis.from_url(self._url, **options)
         self._task = asyncio.create_task(self._listen(), name="frame hub")
@@ -145,7 +150,7 @@ class FrameHub:
 
     async def bounds_of(self, stream: str) -> Bounds:
         """The same by the stream's key."""
-        with translated():
+        async with _answering():
             client = self._client()
             given = int(await client.hget(stream.removesuffix(":frames"), "seq") or 0)
             try:
@@ -163,7 +168,7 @@ class FrameHub:
 
     async def entries(self, stream: str, first: int, count: int) -> list[Frame]:
         """At most `count` stored frames from number `first` on. Raises StoreUnavailable."""
-        with translated():
+        async with _answering():
             found: Any = await self._client().xrange(stream, min=f"{first}-0", count=count)
         return [stored_frame(_number(entry), fields["t"], fields["f"]) for entry, fields in found]
 
@@ -181,17 +186,19 @@ class FrameHub:
     async def _listen(self) -> None:
         assert self._listener is not None
         pause_s = 0.05
+        told = False
         while True:
             pubsub = self._listener.pubsub()
             try:
                 await pubsub.subscribe(_PULSE)
                 self._begin_anew()
-                pause_s = 0.05
+                pause_s, told = 0.05, False
                 async with asyncio.TaskGroup() as group:
                     group.create_task(self._place_orders(pubsub))
                     group.create_task(self._hear(pubsub))
             except* Exception as broken:
-                log.warning("frames: the store's connection broke (%s); trying again", type(broken.exceptions[0]).__name__)
+                log.log(logging.DEBUG if told else logging.WARNING, "frames: no connection to the store (%s)", _kinds(broken))
+                told = True
             finally:
                 self._lose_connection()
                 await _discard(pubsub)
@@ -259,8 +266,23 @@ class FrameHub:
         return False
 
 
+@asynccontextmanager
+async def _answering() -> AsyncIterator[None]:
+    """Faults of the store, and no answer in time, as StoreUnavailable."""
+    try:
+        with translated():
+            async with asyncio.timeout(_ANSWER_S):
+                yield
+    except TimeoutError:
+        raise StoreUnavailable("the store does not answer") from None
+
+
 def _number(entry_id: str) -> int:
     return int(entry_id.split("-", 1)[0])
+
+
+def _kinds(broken: BaseExceptionGroup[BaseException]) -> str:
+    return ", ".join(_kinds(one) if isinstance(one, BaseExceptionGroup) else type(one).__name__ for one in broken.exceptions)
 
 
 async def _discard(pubsub: PubSub) -> None:

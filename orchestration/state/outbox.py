@@ -53,9 +53,16 @@ class Outbox:
             taken, self._sent = self._sent, []
         return json.dumps(taken)
 
-    def sweep(self, *, unsent_after_ms: int = 700, most: int = 200) -> Leftovers:
-        """One look for everything left behind; changes nothing."""
-        unsent, due, silent, deposed, lost, doubtful = self._store.run("sweep", unsent_after_ms, most)
+    def sweep(self, *, unsent_after_ms: int = 700, lost_after_ms: int | None = None, most: int = 200) -> Leftovers:
+        """One look for everything left behind; changes nothing.
+
+        Args:
+            unsent_after_ms: age from which a committed step counts as never passed on.
+            lost_after_ms: age from which a step that was sent but not claimed may count as lost; by default the setting.
+            most: how many of each kind are returned.
+        """
+        lost_after = int(self._store.settings.lost_after_s * 1000) if lost_after_ms is None else lost_after_ms
+        unsent, due, silent, deposed, lost, doubtful = self._store.run("sweep", unsent_after_ms, most, lost_after)
         return Leftovers(
             [StepId.parse(text) for text in unsent],
             texts(due),

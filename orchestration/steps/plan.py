@@ -123,7 +123,8 @@ def _commit(
         committed = ports.journal.commit(step.tenant, step.turn_id, change, claim)
         reached("committed", step)
         if committed.ours:
-            pass_on(ports, committed.sends)
+            headers = decided.headers if any(planned.gated for planned in decided.calls) else ()
+            pass_on(ports, committed.sends, headers=headers, traceparent=turn.request.traceparent)
         return None
 
     entry = message_entry(step.turn_id, step.round, "" if decided.text == NO_RESPONSE else decided.text, clean_text(reply.thinking))
@@ -181,8 +182,7 @@ def _round(turn: TurnSoFar, step: StepId, agent: str, decided: CallTools, now_ms
         calls.append(one)
     change: dict[str, Any] = {"round": step.round, "calls": calls}
     if any(planned.gated for planned in decided.calls):
-        headers = [index for index, planned in enumerate(decided.calls) if planned.result is None]
-        change["chord"] = dumps({"headers": headers})
+        change["chord"] = dumps({"headers": decided.headers})
     return change
 
 

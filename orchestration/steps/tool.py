@@ -101,7 +101,7 @@ def _commit(claim: Claim, work: ToolWork, answer: ToolAnswer, ports: Ports) -> s
     committed = ports.journal.commit(step.tenant, step.turn_id, change, claim)
     reached("committed", step)
     if committed.ours:
-        pass_on(ports, committed.sends)
+        pass_on(ports, committed.sends, traceparent=work.request.traceparent)
     return committed.why
 
 

@@ -28,6 +28,7 @@ from orchestration.project import collect
 from orchestration.queue.names import QUEUES
 from orchestration.settings import Settings
 from orchestration.state.store import Store, conversation_key
+from orchestration.steps.decide import decide as decide_step
 from orchestration.steps.observe import observe
 from orchestration.steps.plan import plan
 from orchestration.steps.tool import tool as tool_step
@@ -41,7 +42,7 @@ class LocalQueue:
         self.waiting: deque[StepId] = deque()
         self.sent: list[StepId] = []
 
-    def send(self, steps: Sequence[StepId], *, parent_id: str = "", traceparent: str = "") -> None:
+    def send(self, steps: Sequence[StepId], *, headers: Sequence[int] | None = None, traceparent: str = "") -> None:
         self.waiting.extend(steps)
         self.sent.extend(steps)
 
@@ -137,9 +138,7 @@ class LocalTurnmill:
             return tool_step(step, self.ports)
         if step.kind is StepKind.OBSERVE:
             return observe(step, self.ports)
-        header = self.ports.approvals.resume(step)
-        if header is not None:
-            self.queue.send([header])
+        decide_step(step, self.ports)
         return "decided"
 
     def ask(self, agent: str, input: str | list[dict[str, Any]], **more: Any) -> dict[str, Any]:

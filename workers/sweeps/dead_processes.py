@@ -21,12 +21,17 @@ log = logging.getLogger("turnmill.sweeps")
 #: How long a suspected process has to renew its lease, in seconds.
 ANSWER_WITHIN_S = 0.3
 
+#: For how long after a death steps that nobody claims are looked for more eagerly, in seconds: the dead process may have
+#: taken their messages out of the queue without having claimed them. At this age, in milliseconds, they count as lost then.
+MOURNING_S, EAGER_LOST_AFTER_MS = 4.0, 600
+
 
 class DeadProcesses:
     """Finds dead processes and passes their steps on."""
 
     def __init__(self, ports: Ports) -> None:
         self._ports = ports
+        self._last_death = -MOURNING_S
         self._suspects: queue.Queue[str | None] = queue.Queue()
         self._thread = threading.Thread(target=self._run, name="turnmill-suspects", daemon=True)
 
@@ -54,6 +59,10 @@ class DeadProcesses:
             except Exception:
                 log.exception("suspects not questioned; their leases decide")
 
+    def lost_after_ms(self) -> int | None:
+        """The age from which unclaimed steps count as lost just now; None for the usual one."""
+        return EAGER_LOST_AFTER_MS if time.monotonic() - self._last_death < MOURNING_S else None
+
     def question(self, processes: set[str]) -> None:
         """Ask suspected processes whether they live; those that stay silent lose their steps."""
         book = self._ports.leases
@@ -71,6 +80,7 @@ class DeadProcesses:
     def depose(self, process: str, seen_end: str) -> None:
         """Take the lease of a silent process and pass its steps on."""
         if self._ports.leases.depose(process, seen_end):
+            self._last_death = time.monotonic()
             log.warning("process %s is silent; its steps are passed on", process)
             self.pass_on_steps(process)
 

@@ -67,7 +67,7 @@ class Sweeps:
             return
         if self._reachable_since is None:
             self._reachable_since = time.monotonic()
-        found = ports.outbox.sweep()
+        found = ports.outbox.sweep(lost_after_ms=self.dead.lost_after_ms())
         send_unsent(ports, found.unsent)
         handle_due(ports, found.due)
         send_lost(ports, found)

@@ -1,0 +1,122 @@
+"""A deployment of real processes for tests that kill some of them, and words to talk about it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from orchestration.testing.parts import Part
+from orchestration.testing.servers import RedisServer, redis_server
+from orchestration.testing.stack import Stack
+from tests.fixtures.ledger import Ledger
+
+#: How long a test waits for what must happen; not a measurement.
+PATIENCE_S = 60.0
+
+
+class Deployment:
+    """The processes, the ledger of what they did, and the gateway's API."""
+
+    def __init__(self, stack: Stack, ledger: Ledger) -> None:
+        self.stack = stack
+        self.ledger = ledger
+        self.http = httpx.Client(base_url=stack.url, timeout=30)
+
+    def submit(self, name: str, *rounds: list[tuple[str, dict[str, Any]]], conversation_id: str | None = None, **script: Any) -> str:
+        """Submit a turn whose model does what is said here; returns its id."""
+        text = json.dumps({"name": name, "rounds": rounds, **script})
+        body = {"input": text} | ({"conversation_id": conversation_id} if conversation_id else {})
+        answer = self.http.post("/v1/agents/ledger/turns", json=body)
+        answer.raise_for_status()
+        return str(answer.json()["turn_id"])
+
+    def turn(self, turn_id: str) -> dict[str, Any]:
+        """The turn as the API shows it."""
+        answer = self.http.get(f"/v1/turns/{turn_id}")
+        answer.raise_for_status()
+        found: dict[str, Any] = answer.json()
+        return found
+
+    def ended(self, turn_id: str) -> dict[str, Any]:
+        """The turn once it has ended."""
+        return self.until(lambda: (turn := self.turn(turn_id))["state"] in ("completed", "failed", "cancelled") and turn, "the turn to end")
+
+    def waiting_approval(self) -> dict[str, Any]:
+        """The oldest approval, once there is one."""
+        return self.until(lambda: next(iter(self.http.get("/v1/approvals").json()["approvals"]), None), "an approval")
+
+    def decide(self, approval_id: str, approved: bool = True, **more: Any) -> httpx.Response:
+        """Decide an approval."""
+        return self.http.post(f"/v1/approvals/{approval_id}/decision", json={"approved": approved, **more})
+
+    def frames(self, turn_id: str) -> list[dict[str, Any]]:
+        """All frames of an ended turn."""
+        with self.http.stream("GET", f"/v1/turns/{turn_id}/frames") as stream:
+            return [json.loads(line[5:]) for line in stream.iter_lines() if line.startswith("data:")]
+
+    def worker(self, name: str = "worker", *, fault: str = "", **env: str) -> Part:
+        """Start one more worker, perhaps with an armed fault point (see `steps/faults.py`)."""
+        more = {"TURNMILL_FAULT_POINT": fault, **env} if fault else env
+        kept = dict(self.stack.env)
+        self.stack.env.update(more)
+        try:
+            return self.stack.add_replica(name)
+        finally:
+            self.stack.env.clear()
+            self.stack.env.update(kept)
+
+    def until(self, look: Callable[[], Any], what: str) -> Any:
+        """What `look` returns, once that is true."""
+        limit = time.monotonic() + PATIENCE_S
+        while not (found := look()):
+            if time.monotonic() > limit:
+                pytest.fail(f"waited in vain for {what}\n{self.stack.logs()}")
+            time.sleep(0.02)
+        return found
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    directory = tmp_path / "ledger"
+    directory.mkdir()
+    return Ledger(directory)
+
+
+@pytest.fixture
+def crash_redis() -> Iterator[RedisServer]:
+    """A server of the test's own, with its append-only file, since some tests stop it."""
+    with redis_server(appendonly="always") as server:
+        yield server
+
+
+@pytest.fixture
+def deploy(ledger: Ledger, crash_redis: RedisServer) -> Iterator[Callable[..., Deployment]]:
+    """Starts a deployment: hub, tool host, control worker and gateway, and as many plain workers as wanted."""
+    started: list[Deployment] = []
+
+    def start(*, workers: int = 0, **env: str) -> Deployment:
+        stack = Stack(
+            "tests.fixtures.ledger_agents",
+            ["tests.fixtures.ledger_tools"],
+            processes=("mesh", "tools", "control", "gateway"),
+            redis=crash_redis,
+            threads=8,
+            env={"LEDGER_DIR": str(ledger.directory), **env},
+        )
+        stack.start()
+        deployment = Deployment(stack, ledger)
+        started.append(deployment)
+        for _ in range(workers):
+            deployment.worker()
+        return deployment
+
+    yield start
+    for here in started:
+        here.http.close()
+        here.stack.close()
