@@ -1,0 +1,1 @@
+"""The ASGI gateway: turns, approvals, conversations and webhooks over HTTP. It keeps no state; any gateway serves any turn."""

@@ -1,0 +1,87 @@
+"""The gateway as operators start it: `uvicorn gateway.app:app` as a process of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from gateway_stage import Hand, until
+
+from orchestration.testing.servers import RedisServer
+
+AGENTS = """
+from orchestration.core.agent import Agent
+
+class Silent:
+    model = "silent"
+    def complete(self, messages, *, tools=None):
+        raise AssertionError
+
+support = Agent("support", Silent())
+"""
+
+
+@pytest.fixture
+def environment(turnmill_redis: RedisServer, tmp_path: Path) -> dict[str, str]:
+    (tmp_path / "gateway_shop.py").write_text(AGENTS, encoding="utf-8")
+    path = os.pathsep.join((str(tmp_path), str(Path(__file__).parents[2])))
+    return {**os.environ, "PYTHONPATH": path, "TURNMILL_REDIS_URL": turnmill_redis.url, "TURNMILL_AGENTS": "gateway_shop"}
+
+
+@contextmanager
+def uvicorn(*options: str, env: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "uvicorn", "gateway.app:app", *options]
+    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def answers(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/healthz").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def test_without_keys_it_does_not_start_on_an_open_address(environment: dict[str, str]) -> None:
+    for options, more in ((("--host", "0.0.0.0"), {}), ((), {"TURNMILL_HOST": "0.0.0.0"}), ((), {"UVICORN_HOST": "::"})):
+        with uvicorn("--port", str(free_port()), *options, env={**environment, **more}) as process:
+            told, _ = process.communicate(timeout=60)
+        assert process.returncode != 0
+        assert "without API keys the gateway serves loopback only" in told
+
+
+def test_a_stop_ends_open_streams_at_once(environment: dict[str, str], turnmill_redis: RedisServer) -> None:
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    with uvicorn("--port", str(port), env=environment) as process:
+        until(lambda: answers(url) or process.poll() is not None, "the gateway to answer", patience_s=60)
+        hand = Hand(turnmill_redis.url)
+        number = hand.write("cv_stop", "tn_stop", "before the stop")
+        hand.redis.hset(hand.key("cv_stop"), "agent", "support")
+        with httpx.stream("GET", f"{url}/v1/conversations/cv_stop/frames", timeout=60) as stream:
+            lines = stream.iter_lines()
+            assert next(lines) == f"id: {number}"
+            process.send_signal(signal.SIGTERM)
+            list(lines)
+        process.communicate(timeout=60)
+        hand.close()
+    assert process.returncode in (0, -signal.SIGTERM)
