@@ -155,7 +155,7 @@ class _Owners:
     def watch(self, session: zenoh.Session, key: str) -> _Owner:
         let_go: list[_Owner] = []
         with self._lock:
-            if self._session is not session:
+            if self._session is not session:  # the first one, or its parent's in a forked child
                 self._session, self._watched = session, OrderedDict()
             known = self._watched.get(key)
             if known is not None:

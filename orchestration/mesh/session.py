@@ -45,8 +45,9 @@ class Undeclarable(Protocol):
 class Declaration:
     """Something declared on the mesh: at once, or as soon as the session opens. `undeclare` takes it back; twice does nothing."""
 
-    def __init__(self, make: Callable[[zenoh.Session], Undeclarable]) -> None:
+    def __init__(self, make: Callable[[zenoh.Session], Undeclarable], on_end: Callable[[Declaration], None]) -> None:
         self._make = make
+        self._on_end = on_end
         self._lock = threading.Lock()
         self._made: Undeclarable | None = None
         self._withdrawn = False
@@ -62,6 +63,7 @@ class Declaration:
         with self._lock:
             self._withdrawn = True
             made, self._made = self._made, None
+        self._on_end(self)
         if made is not None:
             try:
                 made.undeclare()
@@ -70,7 +72,7 @@ class Declaration:
 
 
 class MeshSession:
-    """The process's session. Safe for threads; a forked child opens its own, without the parent's declarations.
+    """The process's session. Safe for threads. May be made before a fork but not opened: each child opens its own.
 
     The mode follows from the endpoints: `client` where there is somebody to connect to and nothing to listen on, else `peer`;
     `router` for the hub, which passes it. A Zenoh configuration file may say otherwise. A client asks for everything
@@ -91,21 +93,26 @@ class MeshSession:
         self._ready = threading.Event()
         self._opening = False
         self._closed = False
-        self._declarations: list[Declaration] = []
+        # Kept until they are taken back: Zenoh ends what nobody refers to.
+        self._declarations: dict[Declaration, None] = {}
 
     def start(self) -> None:
         """Begin to open the session, without waiting for a hub that is not up yet: it is tried for ever in the background.
 
         Raises:
-            Misconfigured: endpoints or configuration file cannot work, or a listening address is taken.
+            Misconfigured: endpoints or configuration file cannot work, a listening address is taken, or a parent process had
+                opened its session before it forked this one.
         """
         if os.getpid() != self._pid:
-            _LEFT_TO_PARENT.append(self._session)  # closing it here would speak for the parent
+            self._left_to_parent = self._session  # ending it here would speak for the parent
             self._reset()
+        if _opened_in not in (0, os.getpid()):
+            raise Misconfigured("this process was forked after the mesh session had been opened; Zenoh's threads did not come along")
         with self._lock:
             if self._closed or self._session is not None or self._opening:
                 return
             config, mode = self._config()
+            _mark_opened()
             if mode == "client":
                 self._opening = True
                 threading.Thread(target=self._open_client, args=(config,), name="mesh-open", daemon=True).start()
@@ -149,11 +156,10 @@ class MeshSession:
     def declare(self, make: Callable[[zenoh.Session], Undeclarable]) -> Declaration:
         """Declare what `make` makes, now or once the session is open. Zenoh declares it again after every reconnect."""
         self.start()
-        declaration = Declaration(make)
+        declaration = Declaration(make, lambda ended: self._declarations.pop(ended, None))
         with self._lock:
             session = self._session
-            if session is None:
-                self._declarations.append(declaration)
+            self._declarations[declaration] = None
         if session is not None and not self._closed:
             declaration.apply(session)
         return declaration
@@ -218,7 +224,7 @@ class MeshSession:
                 session.close()  # type: ignore[no-untyped-call]
                 return
             self._session = session
-            waiting, self._declarations = self._declarations, []
+            waiting = list(self._declarations)
         _OPEN.add(self)
         for declaration in waiting:
             try:
@@ -256,8 +262,8 @@ class MeshSession:
         return config, str(mode)
 
 
-#: Sessions of a parent process, kept so that a child's garbage collection does not end them.
-_LEFT_TO_PARENT: list[zenoh.Session | None] = []
+#: The process that uses Zenoh's threads, 0 for none yet.
+_opened_in = 0
 
 _OPEN: weakref.WeakSet[MeshSession] = weakref.WeakSet()
 
@@ -267,6 +273,11 @@ def _close_all() -> None:
     """An interpreter that ends with an open session may hang in Zenoh's threads."""
     for session in list(_OPEN):
         session.close()
+
+
+def _mark_opened() -> None:
+    global _opened_in
+    _opened_in = os.getpid()
 
 
 def _get(config: zenoh.Config, name: str) -> Any:

@@ -99,18 +99,30 @@ class ToolHost:
         for declaration in reversed(self._declarations):
             declaration.undeclare()
         self._declarations.clear()
+        # What is on its way here, or comes while no replica is left, must read that nothing ran. It is also what makes a
+        # router look for the other replicas: Zenoh 1.10 keeps a route to a queryable that was undeclared until another one
+        # of its key is declared, and then those who asked before hear nothing.
+        refusing = [self._declare(tool.spec.prefix, self._refuser(tool), complete=False) for tool in self.tools]
         with self._idle:
             self._closing = True
             ended = self._idle.wait_for(lambda: self._calls == 0, drain_s)
+        for declaration in refusing:
+            declaration.undeclare()
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
         self._runner.close()
         return ended
 
-    def _declare(self, key: str, on_query: Callable[[zenoh.Query], None]) -> Declaration:
+    def _declare(self, key: str, on_query: Callable[[zenoh.Query], None], *, complete: bool = True) -> Declaration:
         # Complete, so that Zenoh asks one of several replicas; direct, since the callback only reads and queues.
         callback = zenoh.handlers.Callback(on_query, indirect=False)
-        return self._session.declare(lambda session: session.declare_queryable(key, callback, complete=True))
+        return self._session.declare(lambda session: session.declare_queryable(key, callback, complete=complete))
+
+    def _refuser(self, tool: Tool[..., Any]) -> Callable[[zenoh.Query], None]:
+        def refuse(query: zenoh.Query) -> None:
+            Incoming(tool, query).reply(answers.of_error("rate_limit_exceeded", "the host stops; nothing ran", correlation_id=""))
+
+        return refuse
 
     def _receiver(self, tool: Tool[..., Any]) -> Callable[[zenoh.Query], None]:
         def receive(query: zenoh.Query) -> None:
