@@ -1,0 +1,1 @@
+"""A small shop: what a user of Turnmill writes, in two modules."""
