@@ -79,7 +79,8 @@ class Watchdog:
             self._last_taken = time.monotonic()
             return False
         queues = {self._ports.queue.queue_name(kind): kind for kind in (StepKind.PLAN, StepKind.TOOL, StepKind.DECIDE)}
-        consumed = [kind for name, kind in queues.items() if self._consumer.task_consumer.consuming_from(name)]
+        consumer = self._consumer.task_consumer
+        consumed = [kind for name, kind in queues.items() if consumer is not None and consumer.consuming_from(name)]
         if all(self._ports.queue.is_empty(kind) for kind in consumed):
             self._last_taken = time.monotonic()
             return False

@@ -108,7 +108,7 @@ def _commit(claim: Claim, work: ToolWork, answer: ToolAnswer, ports: Ports) -> s
 def _may_ask_again(answer: ToolAnswer, record: CallRecord) -> bool:
     """Whether asking again is safe and may help: nothing ran and it is a passing fault, or the tool may run twice."""
     if answer.outcome is Outcome.NOT_RUN:
-        return answer.code in ("rate_limit_exceeded", "expired", "unreachable")
+        return answer.code in ("rate_limit_exceeded", "expired", "mesh_unavailable", "store_unavailable")
     if answer.outcome is Outcome.UNKNOWN:
         return record.idempotent
     return answer.outcome is Outcome.FAILED and answer.code == "conflict" and record.idempotent

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -81,42 +82,77 @@ class Deployment:
         return found
 
 
+    def forget_workers(self) -> None:
+        """Kill the workers that the test started, and wait until nobody holds a step of theirs."""
+        for name in self.stack.names():
+            if name.startswith(("worker", "control-")):
+                if self.stack[name].running:
+                    self.stack[name].kill()
+                self.stack.remove(name)
+        if not self.stack["control"].running:
+            self.stack["control"].start().wait_ready()
+
+
+def started(stack: Stack, ledger: Ledger) -> Deployment:
+    """A deployment whose processes are ready."""
+    stack.start()
+    return Deployment(stack, ledger)
+
+
+def ledger_stack(redis: RedisServer, directory: Path, **env: str) -> Stack:
+    """Hub, tool host, control worker and gateway around the ledger's agent; plain workers are started by the tests."""
+    return Stack(
+        "tests.fixtures.ledger_agents",
+        ["tests.fixtures.ledger_tools"],
+        processes=("mesh", "tools", "control", "gateway"),
+        redis=redis,
+        threads=8,
+        env={"LEDGER_DIR": str(directory), **env},
+    )
+
+
+@pytest.fixture(scope="session")
+def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """One deployment for all tests that only lose workers; see `here`."""
+    directory = tmp_path_factory.mktemp("ledger")
+    with redis_server(appendonly="always") as server:
+        deployment = started(ledger_stack(server, directory), Ledger(directory))
+        try:
+            yield deployment
+        finally:
+            deployment.http.close()
+            deployment.stack.close()
+
+
 @pytest.fixture
-def ledger(tmp_path: Path) -> Ledger:
+def here(lasting: Deployment) -> Iterator[Deployment]:
+    """The lasting deployment without any plain worker; what a test starts is gone after it."""
+    yield lasting
+    lasting.forget_workers()
+
+
+@pytest.fixture
+def name() -> str:
+    """A name that no other test uses, for turns and effects."""
+    return f"n{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def deploy(tmp_path: Path) -> Iterator[Callable[..., Deployment]]:
+    """Starts a deployment of the test's own, for what a shared one would not survive; `redis` is a server with its append-only file."""
     directory = tmp_path / "ledger"
     directory.mkdir()
-    return Ledger(directory)
-
-
-@pytest.fixture
-def crash_redis() -> Iterator[RedisServer]:
-    """A server of the test's own, with its append-only file, since some tests stop it."""
+    running: list[Deployment] = []
     with redis_server(appendonly="always") as server:
-        yield server
 
+        def start(*, workers: int = 0, **env: str) -> Deployment:
+            deployment = started(ledger_stack(server, directory, **env), Ledger(directory))
+            running.append(deployment)
+            for _ in range(workers):
+                deployment.worker()
+            return deployment
 
-@pytest.fixture
-def deploy(ledger: Ledger, crash_redis: RedisServer) -> Iterator[Callable[..., Deployment]]:
-    """Starts a deployment: hub, tool host, control worker and gateway, and as many plain workers as wanted."""
-    started: list[Deployment] = []
-
-    def start(*, workers: int = 0, **env: str) -> Deployment:
-        stack = Stack(
-            "tests.fixtures.ledger_agents",
-            ["tests.fixtures.ledger_tools"],
-            processes=("mesh", "tools", "control", "gateway"),
-            redis=crash_redis,
-            threads=8,
-            env={"LEDGER_DIR": str(ledger.directory), **env},
-        )
-        stack.start()
-        deployment = Deployment(stack, ledger)
-        started.append(deployment)
-        for _ in range(workers):
-            deployment.worker()
-        return deployment
-
-    yield start
-    for here in started:
-        here.http.close()
-        here.stack.close()
+        yield start
+        for deployment in running:
+            deployment.http.close()
+            deployment.stack.close()
