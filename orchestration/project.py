@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -13,6 +14,8 @@ from orchestration.core.agent import Agent, Webhook
 from orchestration.core.errors import Misconfigured, UnknownAgent
 from orchestration.core.tool import Tool
 
+log = logging.getLogger("turnmill.project")
+
 
 @dataclass(frozen=True, slots=True)
 class Project:
@@ -21,6 +24,8 @@ class Project:
     agents: dict[str, Agent] = field(default_factory=dict)
     webhooks: dict[str, Webhook] = field(default_factory=dict)
     tools: dict[str, Tool[Any, Any]] = field(default_factory=dict)
+    _snapshots: dict[str, str] = field(default_factory=dict)
+    _warned: set[tuple[str, str]] = field(default_factory=set)
 
     def agent(self, name: str) -> Agent:
         """The agent of this name; raises UnknownAgent."""
@@ -29,9 +34,18 @@ class Project:
             raise UnknownAgent(f"there is no agent {name!r}")
         return found
 
-    def snapshots(self) -> dict[str, str]:
-        """Each agent's snapshot hash."""
-        return {name: agent.snapshot() for name, agent in sorted(self.agents.items())}
+    def compare(self, name: str, snapshot: str) -> None:
+        """Log a warning, once, when whoever submitted a turn knows another `name` than this process does."""
+        ours = self.snapshot(name) if name in self.agents else "none"
+        if snapshot and snapshot != ours and (name, snapshot) not in self._warned:
+            self._warned.add((name, snapshot))
+            log.warning("agent %s: the submitter's snapshot is %s, ours %s; gateway and workers run different code", name, snapshot, ours)
+
+    def snapshot(self, name: str) -> str:
+        """The snapshot hash of one agent; raises UnknownAgent."""
+        if name not in self._snapshots:
+            self._snapshots[name] = self.agent(name).snapshot()
+        return self._snapshots[name]
 
 
 def load_project(dotted: str) -> Project:

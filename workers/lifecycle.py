@@ -5,12 +5,16 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from typing import Any
 
 from celery import signals
 
+from orchestration.core.errors import Misconfigured
 from orchestration.core.ids import StepKind
+from orchestration.project import load_project
 from orchestration.queue.sender import refuse_broken_chords
+from orchestration.settings import load_settings
 from workers.draining import leave_after
 from workers.runtime import close_runtime, runtime
 from workers.sweeps.loop import Sweeps
@@ -44,7 +48,13 @@ def instrument() -> None:
 
 
 def _on_init(sender: Any = None, **_: Any) -> None:
-    refuse_broken_chords(sender.app)
+    # Celery logs what a hook raises and goes on; only the end of the process keeps a worker that cannot work from saying "ready"
+    try:
+        refuse_broken_chords(sender.app)
+        load_project(load_settings().agents)
+    except Misconfigured as error:
+        print(f"turnmill: {error}", file=sys.stderr, flush=True)
+        raise SystemExit(2) from None
 
 
 def _on_process_init(**_: Any) -> None:

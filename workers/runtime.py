@@ -28,8 +28,8 @@ class Runtime:
         self.keeper.start()
         if self.ports.project.tools:
             self.ports.mesh.serve(list(self.ports.project.tools.values()))
-        for name, snapshot in self.ports.project.snapshots().items():
-            log.info("agent %s, snapshot %s", name, snapshot)
+        for name in sorted(self.ports.project.agents):
+            log.info("agent %s, snapshot %s", name, self.ports.project.snapshot(name))
 
     def close(self) -> None:
         """Give the lease back and close what is open."""

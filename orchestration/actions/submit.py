@@ -9,7 +9,7 @@ from typing import Any
 from orchestration.actions.cancel import cancel_for_interrupt
 from orchestration.actions.pass_on import pass_on
 from orchestration.core.errors import ConversationBusy, IdempotencyMismatch, Invalid, MailboxFull
-from orchestration.core.ids import is_id, new_conversation_id, new_turn_id
+from orchestration.core.ids import StepId, StepKind, is_id, new_conversation_id, new_turn_id
 from orchestration.core.principal import Principal
 from orchestration.core.safe_json import clean, dumps
 from orchestration.core.tool import attached_tools
@@ -76,6 +76,7 @@ def submit(ports: Ports, submission: Submission) -> Submitted:
         deadline_s=submission.deadline_s,
         model=submission.model,
         traceparent=submission.traceparent,
+        snapshot=ports.project.snapshot(agent.name),
     )
     deadlines = [bound for bound in (submission.deadline_s, agent.limits.deadline_s) if bound is not None]
     posted = ports.mailbox.post(
@@ -85,6 +86,7 @@ def submit(ports: Ports, submission: Submission) -> Submitted:
         idempotency=_idempotency(submission),
         digest=_digest(submission),
         deadline_s=min(deadlines) if deadlines else None,
+        ring=ports.queue.ring([StepId(request.tenant, request.turn_id, 1, StepKind.PLAN)]),
     )
     if posted.why == "mismatch":
         raise IdempotencyMismatch("this idempotency key was used with another body")

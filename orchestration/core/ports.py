@@ -49,6 +49,10 @@ class Queue(Protocol):
         """
         ...
 
+    def ring(self, steps: Sequence[StepId]) -> dict[str, tuple[str, str]]:
+        """What a commit needs to send `steps` by itself: queue and message for each; empty where only `send` can."""
+        ...
+
     def queue_name(self, kind: StepKind) -> str:
         """The broker's queue for steps of `kind`."""
         ...

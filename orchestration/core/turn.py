@@ -82,6 +82,7 @@ class TurnRequest:
     deadline_s: float | None = None
     model: str = ""
     traceparent: str = ""
+    snapshot: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """A JSON object; `from_json` takes it back."""

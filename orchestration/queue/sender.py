@@ -17,6 +17,7 @@ from kombu.exceptions import KombuError, OperationalError
 
 from orchestration.core.errors import Misconfigured, StoreUnavailable
 from orchestration.core.ids import StepId, StepKind
+from orchestration.queue.envelope import Envelopes
 from orchestration.queue.names import OBSERVE, QUEUES, TASKS, arguments, group_of
 from orchestration.settings import Settings
 from orchestration.state.store import Store, translated, turn_key
@@ -69,6 +70,8 @@ class CeleryQueue:
         self._lock = threading.Lock()
         self._loaded: Celery | None = None
         self._routes: dict[str, Any] = {}
+        self._one_redis: bool | None = None
+        self._made_envelopes: Envelopes | None = None
 
     @property
     def app(self) -> Celery:
@@ -80,6 +83,12 @@ class CeleryQueue:
                     refuse_broken_chords(app)
                     self._loaded = app
         return self._loaded
+
+    @property
+    def _envelopes(self) -> Envelopes:
+        if self._made_envelopes is None:
+            self._made_envelopes = Envelopes(self.app)
+        return self._made_envelopes
 
     def queue_name(self, kind: StepKind) -> str:
         """The broker's queue for steps of `kind`: the app's own routing, or ours where it says nothing."""
@@ -108,6 +117,34 @@ class CeleryQueue:
                         self._publish(producer, step, chord)
         except (KombuError, OperationalError, OSError) as error:
             raise StoreUnavailable(f"the broker does not answer ({type(error).__name__})") from error
+
+    def ring(self, steps: Sequence[StepId]) -> dict[str, tuple[str, str]]:
+        """For each step outside a chord the Redis list and the message with which a script can send it itself; empty where it cannot.
+
+        That is so unless broker and state are one Redis and nothing listens to what Celery does when it publishes.
+        """
+        if not self._may_ring():
+            return {}
+        rung = {}
+        for step in steps:
+            queue = self.queue_name(step.kind)
+            rung[str(step)] = (queue, self._envelopes.message(step, queue))
+        return rung
+
+    def _may_ring(self) -> bool:
+        app = self.app
+        if self._one_redis is None:
+            options = app.conf.broker_transport_options or {}
+            self._one_redis = (
+                self._settings.redis_url.startswith("redis://")
+                and str(app.conf.broker_url) == self._settings.redis_url
+                and not options.get("global_keyprefix")
+                and options.get("priority_steps") == [0]
+                and all(self._route(kind)["queue"].exchange.type == "direct" for kind in TASKS)
+                and app.conf.task_serializer == "json"
+                and not app.conf.task_compression
+            )
+        return self._one_redis and not _somebody_listens(app)
 
     def is_empty(self, kind: StepKind) -> bool:
         """Whether no message waits in the queue for steps of `kind`; raises StoreUnavailable when the broker does not say."""

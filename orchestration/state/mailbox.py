@@ -40,6 +40,7 @@ class Mailbox:
         idempotency: str,
         digest: str,
         deadline_s: float | None,
+        ring: dict[str, tuple[str, str]],
     ) -> Posted:
         """Put one submission in, atomically and once for `idempotency` (scope and key; empty for none).
 
@@ -63,6 +64,7 @@ class Mailbox:
             settings.max_waiting_turns,
             settings.max_tenant_waiting_turns,
             request.traceparent,
+            dumps(ring),
         )
         conversation_id = request.conversation_id
         if why == "new":

@@ -6,6 +6,7 @@ folder give the scripts Python names and types.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -67,11 +68,13 @@ class Store:
 
     def __init__(self, settings: Settings, connect: Callable[[], Client] | None = None) -> None:
         self.settings = settings
+        self._plain = connect is None
         self._connect = connect or self._open
         self._lock = threading.Lock()
+        self._threads = threading.local()
         self._pid = 0
         self._client: Client | None = None
-        self._scripts: dict[str, Any] = {}
+        self._scripts: dict[str, tuple[str, str]] = {}
 
     def _open(self) -> Client:
         pool = redis.BlockingConnectionPool.from_url(
@@ -103,7 +106,7 @@ class Store:
         return self._client
 
     def run(self, script: str, *args: str | int) -> Any:
-        """Run one script of `lua/`.
+        """Run one script of `lua/`; once more on a new connection when the old one broke, which every script bears.
 
         Raises:
             StoreUnavailable: Redis is away, full, loading or read-only; whether the script ran is then unknown.
@@ -111,9 +114,45 @@ class Store:
         client = self.client
         prepared = self._scripts.get(script)
         if prepared is None:
-            prepared = self._scripts[script] = client.register_script(script_text(script, self.settings))
+            text = script_text(script, self.settings)
+            prepared = self._scripts[script] = (text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+        text, digest = prepared
         with translated():
-            return prepared(keys=(), args=args)
+            if self._plain:
+                return self._evaluate(text, digest, args)
+            return client.eval(text, 0, *args)
+
+    def _evaluate(self, text: str, digest: str, args: tuple[str | int, ...]) -> Any:
+        """EVALSHA on this thread's own connection, without the layers that redis-py has for commands in general: a
+        third of the CPU of a call."""
+        connection = self._own_connection()
+        for last in (False, True):
+            try:
+                try:
+                    return self._exchange(connection, "EVALSHA", digest, args)
+                except redis.exceptions.NoScriptError:
+                    return self._exchange(connection, "EVAL", text, args)
+            except redis.ResponseError:
+                raise
+            except (redis.ConnectionError, redis.TimeoutError):
+                connection.disconnect()
+                if last:
+                    raise
+            except BaseException:
+                connection.disconnect()  # its reply may still be on the way
+                raise
+        raise AssertionError("not reached")
+
+    @staticmethod
+    def _exchange(connection: Any, command: str, script: str, args: tuple[str | int, ...]) -> Any:
+        connection.send_packed_command(connection.pack_command(command, script, 0, *args), check_health=False)
+        return connection.read_response()
+
+    def _own_connection(self) -> Any:
+        own = self._threads
+        if getattr(own, "pid", 0) != os.getpid():
+            own.connection, own.pid = self.client.connection_pool.make_connection(), os.getpid()
+        return own.connection
 
     def hash(self, key: str) -> dict[str, str]:
         """All of one hash; empty when there is none."""

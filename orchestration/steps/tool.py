@@ -10,7 +10,7 @@ from orchestration.core.call import CallRecord, CallResult, CallState
 from orchestration.core.conversation import cut
 from orchestration.core.errors import StoreUnavailable
 from orchestration.core.frames import FrameKind, frame
-from orchestration.core.ids import StepId
+from orchestration.core.ids import StepId, StepKind
 from orchestration.core.loop import schema_faults, unknown_outcome
 from orchestration.core.safe_json import as_text, clean, dumps
 from orchestration.core.tool import Outcome, ToolAnswer, ToolQuery
@@ -97,6 +97,7 @@ def _commit(claim: Claim, work: ToolWork, answer: ToolAnswer, ports: Ports) -> s
     change = {
         "result": {"round": step.round, "index": step.index, "state": str(result.state), "content": dumps(result.as_json())},
         "frames": [shown],
+        "ring": ports.queue.ring([StepId(step.tenant, step.turn_id, step.round, StepKind.OBSERVE)]),
     }
     committed = ports.journal.commit(step.tenant, step.turn_id, change, claim)
     reached("committed", step)

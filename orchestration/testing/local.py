@@ -46,6 +46,9 @@ class LocalQueue:
         self.waiting.extend(steps)
         self.sent.extend(steps)
 
+    def ring(self, steps: Sequence[StepId]) -> dict[str, tuple[str, str]]:
+        return {}
+
     def queue_name(self, kind: StepKind) -> str:
         return QUEUES[kind]
 

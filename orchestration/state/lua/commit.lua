@@ -9,6 +9,7 @@
 --   claim    the next step, claimed in place by the same process
 --   close    [{round, index, state, result}]  open calls of a turn that ends
 --   fin      {state, stop, answer?, output?, error?}
+--   ring     {step: [queue, message]}         what this script can send itself
 -- Returns {"committed", fence of the claimed step or "", number of joined inputs, joined inputs..., sends...}
 --       | {"already", sends...}: the same commit was made before and its answer got lost
 --       | {"fenced"} | {"ended"} | {"stale"} | {"steered"}
@@ -51,6 +52,7 @@ elseif version ~= c.version then
 end
 if c.unless_steered and call('EXISTS', key .. ':steer') == 1 then return { 'steered' } end
 
+RING = c.ring or RING
 call('HINCRBY', key, 'v', 1)
 local sends, frames = {}, c.frames or {}
 if step then

@@ -1,9 +1,11 @@
 -- submit.lua: put a turn into its conversation's mailbox, once per idempotency key; start it when nothing else runs.
 -- ARGV  1 tenant  2 conversation  3 turn  4 request (JSON)  5 log entry (JSON)  6 agent  7 on_busy when it runs  8 on_busy when it waits
 --       9 deadline in s or ""  10 idempotency key or ""  11 digest of the body  12 bound per conversation  13 bound per tenant  14 traceparent
+--      15 the first step's message: {step: [queue, message]} (JSON)
 -- Returns {"new", turn, state, position, sends...} | {"interrupt", turn, state, position, running turn}
 --       | {"same", turn, conversation, state, position} | {"mismatch"} | {"busy", running turn} | {"full", where}
 --       | {"steered", running turn, state} | {"foreign", agent}
+RING = cjson.decode(ARGV[15])
 local tenant, conv, turn, request, entry, agent = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], ARGV[6]
 local key, ck = turn_key(tenant, turn), conv_key(tenant, conv)
 local idem = ARGV[10] ~= '' and ('tm:' .. tenant .. ':idem:' .. ARGV[10]) or nil
