@@ -48,9 +48,15 @@ class Deployment:
         """The turn once it has ended."""
         return self.until(lambda: (turn := self.turn(turn_id))["state"] in ("completed", "failed", "cancelled") and turn, "the turn to end")
 
-    def waiting_approval(self) -> dict[str, Any]:
-        """The oldest approval, once there is one."""
-        return self.until(lambda: next(iter(self.http.get("/v1/approvals").json()["approvals"]), None), "an approval")
+    def waiting_approval(self, turn_id: str) -> dict[str, Any]:
+        """The first undecided approval of a turn, once there is one."""
+
+        def look() -> dict[str, Any] | None:
+            found = [one for one in self.http.get("/v1/approvals").json()["approvals"] if one["turn_id"] == turn_id]
+            return found[0] if found else None
+
+        approval: dict[str, Any] = self.until(look, "an approval")
+        return approval
 
     def decide(self, approval_id: str, approved: bool = True, **more: Any) -> httpx.Response:
         """Decide an approval."""

@@ -66,7 +66,7 @@ def test_a_worker_killed_in_an_observe_loses_no_round(here: Deployment, name: st
 def test_a_control_worker_killed_over_a_decision_loses_no_decision(here: Deployment, name: str, tmp_path: Path, point: str) -> None:
     here.worker()
     turn = here.submit(name, [("pay", {"key": name})])
-    approval = here.waiting_approval()
+    approval = here.waiting_approval(turn)
     here.until(lambda: here.turn(turn)["state"] == "waiting", "the turn to wait")
     here.stack["control"].stop()
     doomed = here.worker("control", fault=f"{point}:decide:kill:{tmp_path / 'once'}")
