@@ -5,25 +5,32 @@ from __future__ import annotations
 import importlib
 import logging
 import sys
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from orchestration.core.agent import Agent, Webhook
+from orchestration.core.agent import Agent
 from orchestration.core.errors import Misconfigured, UnknownAgent
+from orchestration.core.handoff import check_references
 from orchestration.core.tool import Tool
+from orchestration.core.webhook import Webhook
 
 log = logging.getLogger("turnmill.project")
 
 
 @dataclass(frozen=True, slots=True)
 class Project:
-    """What one agents' module declares."""
+    """What one agents' module declares.
+
+    `on_approval_request` is the function of that name, if there is one: a worker calls it with each approval (a dict in the
+    API's shape) that a human is asked for.
+    """
 
     agents: dict[str, Agent] = field(default_factory=dict)
     webhooks: dict[str, Webhook] = field(default_factory=dict)
     tools: dict[str, Tool[Any, Any]] = field(default_factory=dict)
+    on_approval_request: Callable[[dict[str, Any]], object] | None = None
     _snapshots: dict[str, str] = field(default_factory=dict)
     _warned: set[tuple[str, str]] = field(default_factory=set)
 
@@ -67,7 +74,10 @@ def load_project(dotted: str) -> Project:
         raise
     except Exception as error:
         raise Misconfigured(f"TURNMILL_AGENTS: cannot import {dotted!r}: {type(error).__name__}: {error}") from error
-    return collect(vars(module).values(), dotted)
+    hook = vars(module).get("on_approval_request")
+    if hook is not None and not callable(hook):
+        raise Misconfigured(f"{dotted}: on_approval_request is {hook!r}, not a function of one approval")
+    return replace(collect(vars(module).values(), dotted), on_approval_request=hook)
 
 
 def collect(values: Iterable[object], where: str) -> Project:
@@ -83,6 +93,7 @@ def collect(values: Iterable[object], where: str) -> Project:
     for webhook in project.webhooks.values():
         if webhook.agent not in project.agents:
             raise Misconfigured(f"{where}: webhook {webhook.name!r} names the agent {webhook.agent!r}, which is not declared")
+    check_references(project.agents)
     for agent in list(project.agents.values()):
         for tool in agent.tools:
             if isinstance(tool, Tool):

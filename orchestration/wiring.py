@@ -8,11 +8,15 @@ from orchestration.core.ports import Mesh, Queue
 from orchestration.project import Project, load_project
 from orchestration.settings import Settings
 from orchestration.state.approvals import Approvals
+from orchestration.state.audit import Audit
 from orchestration.state.conversations import Conversations
+from orchestration.state.due import Due
 from orchestration.state.journal import Journal
 from orchestration.state.leases import LeaseBook, ProcessLease
 from orchestration.state.mailbox import Mailbox
+from orchestration.state.outbound import Outbound
 from orchestration.state.outbox import Outbox
+from orchestration.state.secrets import Secrets
 from orchestration.state.store import Store
 
 
@@ -29,6 +33,10 @@ class Ports:
     journal: Journal
     mailbox: Mailbox
     approvals: Approvals
+    audit: Audit
+    outbound: Outbound
+    due: Due
+    secrets: Secrets
     conversations: Conversations
     queue: Queue
     mesh: Mesh
@@ -48,6 +56,10 @@ def make_ports(settings: Settings, project: Project, store: Store, queue: Queue,
         journal=Journal(store, lease, outbox),
         mailbox=Mailbox(store),
         approvals=Approvals(store, outbox),
+        audit=Audit(store),
+        outbound=Outbound(store),
+        due=Due(store),
+        secrets=Secrets(store),
         conversations=Conversations(store),
         queue=queue,
         mesh=mesh,

@@ -1,4 +1,4 @@
-"""The `turnmill` command: serves tools, keeps the mesh's hub, runs a development deployment, makes API keys.
+"""The `turnmill` command: serves tools, keeps the mesh's hub, runs a development deployment, makes API keys, decides approvals.
 
 Each subcommand reads the settings and calls the one function that does it; what is wrong with the settings is one line and exit status 2.
 """
@@ -14,6 +14,7 @@ import typer
 
 from orchestration.core.errors import Invalid, Misconfigured, TurnmillError
 from orchestration.settings import Settings, load_settings
+from workers.approvals_cli import approvals
 
 if TYPE_CHECKING:
     from orchestration.state.store import Client
@@ -23,7 +24,10 @@ HUB = "tcp/127.0.0.1:7447"
 
 app = typer.Typer(name="turnmill", help="AI-agent turns as durable work on a task queue.", no_args_is_help=True, add_completion=False)
 keys = typer.Typer(help="API keys of the gateway.", no_args_is_help=True)
+callbacks = typer.Typer(help="Signed calls to a turn's callback_url.", no_args_is_help=True)
 app.add_typer(keys, name="keys")
+app.add_typer(callbacks, name="callbacks")
+app.add_typer(approvals, name="approvals")
 
 
 def main() -> None:
@@ -129,6 +133,21 @@ def revoke_api_key(key_id: Annotated[str, typer.Argument(help="Its id, from `tur
         if not revoke_key(_client(load_settings()), key_id):
             raise Invalid(f"there is no key {key_id!r}")
     print(f"{key_id} is void")
+
+
+@callbacks.command("secret")
+def callback_secret(tenant: Annotated[str, typer.Argument(help="Whose turns' callbacks it signs.")]) -> None:
+    """Print the secret that a receiver of a tenant's callbacks checks them with; it is made at the first use."""
+    from orchestration.core.ids import is_id
+    from orchestration.outbound.signing import secrets_of
+    from orchestration.state.secrets import Secrets
+    from orchestration.state.store import Store
+
+    if not is_id(tenant):
+        raise Invalid(f"{tenant!r} is no tenant")
+    settings = load_settings()
+    for secret in secrets_of(tenant, settings, Secrets(Store(settings))):
+        print(secret)
 
 
 def _client(settings: Settings) -> Client:

@@ -12,6 +12,8 @@ from celery import shared_task
 from celery.exceptions import Ignore
 
 from orchestration.core.ids import StepKind
+from orchestration.core.outbound import Way
+from orchestration.outbound.deliver import deliver
 from orchestration.queue import names
 from orchestration.steps.decide import decide as decide_step
 from orchestration.steps.observe import observe as observe_step
@@ -64,3 +66,21 @@ def observe(self: Any, tenant: str, turn_id: str, round_: int) -> None:
 def decide(self: Any, tenant: str, turn_id: str, round_: int, index: int) -> None:
     """Carry out a recorded decision: send the suspended step again, with the id and the chord that it had."""
     decide_step(names.step_of(StepKind.DECIDE, tenant, turn_id, round_, index), runtime().ports)
+
+
+@task(names.OUTBOUND[Way.CALLBACK])
+def callback(self: Any, tenant: str, delivery: str, attempt: int) -> None:
+    """Make one attempt to call a turn's `callback_url`."""
+    deliver(runtime().ports, tenant, delivery, attempt)
+
+
+@task(names.OUTBOUND[Way.HOOK])
+def hook(self: Any, tenant: str, delivery: str, attempt: int) -> None:
+    """Make one attempt to call the user's `on_approval_request`."""
+    deliver(runtime().ports, tenant, delivery, attempt)
+
+
+@task(names.OUTBOUND[Way.ANSWER])
+def answer(self: Any, tenant: str, delivery: str, attempt: int) -> None:
+    """Make one attempt to call the `on_answer` of the webhook that a turn came from."""
+    deliver(runtime().ports, tenant, delivery, attempt)

@@ -24,11 +24,8 @@ from workers.draining import hand_on_and_exit
 
 log = logging.getLogger("turnmill.worker")
 
-#: How long messages may wait beside free slots, in seconds; with the pause between looks it stays under 30 s.
-DEAF_AFTER_S = 20.0
-
 #: Pause between two looks, in seconds.
-LOOK_EVERY_S = 3.0
+LOOK_EVERY_S = 1.0
 
 
 class Watchdog:
@@ -72,8 +69,8 @@ class Watchdog:
                 log.exception("the watchdog could not look")
 
     def deaf(self) -> bool:
-        """Whether steps have been waiting for `DEAF_AFTER_S` although this process could take them."""
-        if time.monotonic() - self._last_taken < DEAF_AFTER_S:
+        """Whether steps have been waiting for `settings.deaf_after_s` although this process could take them."""
+        if time.monotonic() - self._last_taken < self._ports.settings.deaf_after_s:
             return False
         if len(state.reserved_requests) >= self._consumer.pool.num_processes:
             self._last_taken = time.monotonic()

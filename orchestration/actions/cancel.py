@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from orchestration.actions.decide import refuse
 from orchestration.actions.pass_on import pass_on
 from orchestration.actions.read import turn as read_turn
-from orchestration.core.approval import ApprovalState
+from orchestration.actions.refuse import cancel_approval
 from orchestration.core.call import OPEN_CALLS, CallState
 from orchestration.core.conversation import round_entries
 from orchestration.core.errors import CallEnded, NotFound, TurnEnded
@@ -21,7 +20,7 @@ from orchestration.state.journal import reply_from_json
 from orchestration.wiring import Ports
 
 
-def cancel_turn(ports: Ports, principal: Principal, turn_id: str) -> dict[str, Any]:
+def cancel_turn(ports: Ports, principal: Principal, turn_id: str, source: str = "") -> dict[str, Any]:
     """End the turn now: its approvals are cancelled, its running steps disowned; returns the ended turn.
 
     Raises:
@@ -29,18 +28,35 @@ def cancel_turn(ports: Ports, principal: Principal, turn_id: str) -> dict[str, A
         TurnEnded: it had ended before.
     """
     principal.require(Scope.TURNS_WRITE)
-    if not end_now(ports, principal.tenant, turn_id, StopReason.CANCELLED):
+    if not end_now(ports, principal.tenant, turn_id, StopReason.CANCELLED, by=principal.sub, source=source):
         raise TurnEnded(f"turn {turn_id} has ended")
     return read_turn(ports, principal.tenant, turn_id)
 
 
 def cancel_for_interrupt(ports: Ports, tenant: str, turn_id: str) -> None:
     """End the turn that a newer one interrupts, if it has not ended by itself."""
-    end_now(ports, tenant, turn_id, StopReason.CANCELLED)
+    end_now(ports, tenant, turn_id, StopReason.CANCELLED, source="interrupt")
 
 
-def end_now(ports: Ports, tenant: str, turn_id: str, reason: StopReason, *, code: str = "", detail: str = "") -> bool:
+def end_now(
+    ports: Ports,
+    tenant: str,
+    turn_id: str,
+    reason: StopReason,
+    *,
+    code: str = "",
+    detail: str = "",
+    by: str = "",
+    source: str = "",
+    due: str = "",
+    expired: str = "",
+) -> bool:
     """End a turn from outside its steps, whatever it is doing; False when it had ended. The conversation's log stays well paired.
+
+    Args:
+        by: the principal who ended it, and `source` from where, for the audit stream.
+        due: the due entry that says so; when it is not due any more, nothing happens, and the answer is False.
+        expired: the approval whose time was up, if that ends it.
 
     Raises:
         NotFound: there is no such turn.
@@ -49,22 +65,30 @@ def end_now(ports: Ports, tenant: str, turn_id: str, reason: StopReason, *, code
         view = ports.conversations.turn(tenant, turn_id)
         if view.state in ENDED:
             return False
-        change = _ending(view, reason, code, detail)
+        change = _ending(view, reason, code, detail, expired)
+        if due:
+            change["due"] = due
+        if expired:
+            change["expired"] = expired
+        change["fin"] |= {"by": dumps(by or None), "from": dumps(source or None)}
         committed = ports.journal.commit(tenant, turn_id, change)
         if committed.ours:
             pass_on(ports, committed.sends)
             return True
-        if committed.why == "ended":
+        if committed.why in ("ended", "not_due"):
             return False
 
 
-def _ending(view: TurnView, reason: StopReason, code: str, detail: str) -> dict[str, Any]:
+def _ending(view: TurnView, reason: StopReason, code: str, detail: str, expired: str) -> dict[str, Any]:
     turn_id = view.request.turn_id
     round_ = view.open_round()
     calls = [call for call in view.calls if call.round == round_]
     open_calls = [call for call in calls if call.state in OPEN_CALLS]
     closed = unanswered([call.state for call in open_calls], [call.record.name for call in open_calls])
     results = {call.index: result for call, result in zip(open_calls, closed, strict=True)}
+    for call in open_calls:
+        if expired and call.record.approval_id == expired:
+            results[call.index] = denial(CallState.EXPIRED, call.record.name)
     frames, entries = [], []
     for call in open_calls:
         result = results[call.index]
@@ -77,7 +101,7 @@ def _ending(view: TurnView, reason: StopReason, code: str, detail: str) -> dict[
                     approval_id=call.record.approval_id,
                     tool_call_id=call.record.call_id,
                     error=True,
-                    note="cancelled",
+                    note=str(result.state),
                 )
             )
         frames.append(
@@ -127,7 +151,7 @@ def _arguments_text(call: Any) -> str:
     return dumps(call.arguments) if call.arguments is not None else call.record.raw_arguments
 
 
-def cancel_call(ports: Ports, principal: Principal, turn_id: str, call_id: str) -> dict[str, Any]:
+def cancel_call(ports: Ports, principal: Principal, turn_id: str, call_id: str, source: str = "") -> dict[str, Any]:
     """Cancel one tool call; the model reads that it was cancelled, and the turn goes on. Returns the turn.
 
     Raises:
@@ -144,7 +168,7 @@ def cancel_call(ports: Ports, principal: Principal, turn_id: str, call_id: str) 
             raise CallEnded(f"call {call_id} has ended")
         name = call.record.name
         if call.state is CallState.WAITING:
-            if refuse(ports, principal.tenant, call.record.approval_id, ApprovalState.CANCELLED, by=principal.sub):
+            if cancel_approval(ports, principal.tenant, call.record.approval_id, by=principal.sub, source=source):
                 return read_turn(ports, principal.tenant, turn_id)
             continue
         result = unknown_outcome(name) if call.state is CallState.RUNNING else denial(CallState.CANCELLED, name)

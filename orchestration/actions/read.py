@@ -7,10 +7,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from orchestration.core.agent import Agent
-from orchestration.core.approval import Approval, ApprovalState, as_api
+from orchestration.core.agent_tool import child_turn_id
+from orchestration.core.approval import ApprovalState, as_api
+from orchestration.core.audit import audit_as_api
 from orchestration.core.errors import ConversationBusy, Invalid, NotFound
-from orchestration.core.gate import gate_for
+from orchestration.core.gate import Gate, gate_for
 from orchestration.core.ids import is_id
+from orchestration.core.limits import usage_shown
+from orchestration.core.model import Usage
 from orchestration.core.times import rfc3339
 from orchestration.core.tool import ToolSpec
 from orchestration.core.turn import ENDED
@@ -36,7 +40,7 @@ def turn_as_api(view: TurnView) -> dict[str, Any]:
         "output": json.loads(raw["output"]) if "output" in raw else None,
         "error": json.loads(raw["error"]) if "error" in raw else None,
         "rounds": view.rounds,
-        "usage": {"input_tokens": view.number("in"), "output_tokens": view.number("out")},
+        "usage": usage_shown(Usage(view.number("in"), view.number("out")), view.number("cost")),
         "calls": [_call(call) for call in view.calls],
         "metadata": view.request.metadata,
         "created_at": rfc3339(view.number("created")),
@@ -55,6 +59,8 @@ def _call(call: CallView) -> dict[str, Any]:
         "started_at": rfc3339(call.began_ms),
         "ended_at": rfc3339(call.ended_ms),
     }
+    if call.record.agent:
+        shown["child_turn_id"] = child_turn_id(call.record.call_id)
     if call.record.approval_id:
         shown["approval_id"] = call.record.approval_id
     return shown
@@ -140,29 +146,79 @@ def _tool(owner: Agent, spec: ToolSpec) -> dict[str, Any]:
         "prefix": spec.prefix,
         "description": spec.description,
         "schema": spec.parameters,
-        "approval": None if gate is None else {"reason": gate.reason, "roles": list(gate.roles), "timeout_s": gate.timeout_s},
+        "approval": None if gate is None else _gate(gate),
+    }
+
+
+def _gate(gate: Gate) -> dict[str, Any]:
+    return {
+        "reason": gate.reason,
+        "roles": list(gate.roles),
+        "timeout_s": gate.timeout_s,
+        "on_expiry": str(gate.on_expiry),
+        "quorum": gate.quorum,
+        "four_eyes": gate.four_eyes,
     }
 
 
 def approvals(
     ports: Ports, tenant: str, state: str = "pending", agent: str | None = None, limit: int = 100, cursor: str | None = None
 ) -> dict[str, Any]:
-    """Undecided approvals, oldest first.
+    """Approvals in one state, oldest first; the answer's `cursor` leads to the rest, None at the end.
 
     Raises:
-        Invalid: a state that is not listed; only `pending` is kept in order.
+        Invalid: there is no such state, or the cursor is none that was given out.
     """
-    if state != str(ApprovalState.PENDING):
-        raise Invalid("approvals are listed by state=pending; others are read one by one", [{"loc": ["state"], "msg": "must be 'pending'"}])
-    found: list[Approval] = []
-    after = cursor or ""
-    while True:
-        page, after = ports.approvals.pending(tenant, after=after, most=limit)
-        found.extend(one for one in page if agent is None or one.agent == agent)
-        if not after or len(found) >= limit:
-            return {"approvals": [as_api(one) for one in found], "cursor": after or None}
+    if state not in tuple(ApprovalState):
+        raise Invalid("there is no such state", [{"loc": ["state"], "msg": f"one of {', '.join(ApprovalState)}"}])
+    found, following = ports.approvals.page(tenant, ApprovalState(state), agent=agent or "", after=_number(cursor, "cursor"), most=limit)
+    return {"approvals": [as_api(one) for one in found], "cursor": str(following) if following else None}
 
 
 def approval(ports: Ports, tenant: str, approval_id: str) -> dict[str, Any]:
     """One approval; raises NotFound."""
     return as_api(ports.approvals.get(tenant, approval_id))
+
+
+def audit(
+    ports: Ports, tenant: str, *, approval_id: str | None = None, turn_id: str | None = None, after: int = 0, limit: int = 100
+) -> dict[str, Any]:
+    """Entries of the audit stream behind number `after`, oldest first, all or those of one approval or turn.
+
+    `after` in the answer is where to go on, None at the end. A page can be empty and yet not the end: entries of an approval
+    that is no longer kept are looked for, a part of the stream at a time.
+    """
+    tied = _audit_numbers(ports, tenant, approval_id, turn_id)
+    if tied is not None:
+        page = ports.audit.numbered(tenant, tied, after=after, limit=limit)
+    elif approval_id is not None or turn_id is not None:
+        wanted = f'"approval_id":"{approval_id}"' if approval_id is not None else f'"turn_id":"{turn_id}"'
+        page = ports.audit.search(tenant, wanted, after=after, limit=limit)
+    else:
+        page = ports.audit.page(tenant, after=after, limit=limit)
+    entries = [audit_as_api(number, text) for number, text in page.entries]
+    matching = [
+        entry
+        for entry in entries
+        if (approval_id is None or entry["approval_id"] == approval_id) and (turn_id is None or entry["turn_id"] == turn_id)
+    ]
+    return {"entries": matching, "after": page.after or None}
+
+
+def _audit_numbers(ports: Ports, tenant: str, approval_id: str | None, turn_id: str | None) -> list[int] | None:
+    """The numbers of the entries of an approval, or of all of a turn's, where they are still noted there."""
+    if approval_id is not None:
+        return ports.approvals.audit_numbers(tenant, approval_id)
+    ids = ports.approvals.of_turn(tenant, turn_id) if turn_id is not None else None
+    if ids is None:
+        return None
+    found = [ports.approvals.audit_numbers(tenant, one) for one in ids]
+    return [number for numbers in found if numbers is not None for number in numbers] if None not in found else None
+
+
+def _number(text: str | None, name: str) -> int:
+    if not text:
+        return 0
+    if not text.isascii() or not text.isdigit() or len(text) > 18:
+        raise Invalid(f"the {name} does not fit", [{"loc": [name], "msg": "a value that an earlier answer gave"}])
+    return int(text)

@@ -11,9 +11,11 @@ from orchestration.actions.pass_on import pass_on
 from orchestration.core.errors import ConversationBusy, IdempotencyMismatch, Invalid, MailboxFull
 from orchestration.core.ids import StepId, StepKind, is_id, new_conversation_id, new_turn_id
 from orchestration.core.principal import Principal
-from orchestration.core.safe_json import clean, dumps
+from orchestration.core.safe_json import clean, clean_text, dumps
 from orchestration.core.tool import attached_tools
 from orchestration.core.turn import OnBusy, TurnRequest
+from orchestration.outbound.address import check_url
+from orchestration.state.passing import begin_passing
 from orchestration.wiring import Ports
 
 #: Longest idempotency key that is taken, in characters.
@@ -22,7 +24,12 @@ MAX_KEY_CHARS = 255
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """What somebody wants of an agent. `idempotency_scope` says within what the key is unique; by default the agent."""
+    """What somebody wants of an agent. `idempotency_scope` says within what the key is unique; by default the agent.
+
+    `idempotency_digest` tells whether two submissions with one key are the same, where that is not all of what is submitted. `webhook`
+    names the webhook whose `on_answer` hears of the turn's end. `history` are entries of a conversation that begins with them
+    and is kept for an hour after its turn (then `conversation_id` is None).
+    """
 
     agent: str
     input: str | list[dict[str, Any]]
@@ -37,7 +44,10 @@ class Submission:
     model: str = ""
     idempotency_key: str | None = None
     idempotency_scope: str | None = None
+    idempotency_digest: str = ""
     traceparent: str = ""
+    webhook: str = ""
+    history: list[dict[str, Any]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +70,8 @@ def submit(ports: Ports, submission: Submission) -> Submitted:
     """
     agent = ports.project.agent(submission.agent)
     _check(submission)
+    if submission.callback_url:
+        check_url(submission.callback_url, ports.settings.callback_networks)
     agent.model_named(submission.model)
     attached_tools(submission.tools)
     request = TurnRequest(
@@ -69,7 +81,7 @@ def submit(ports: Ports, submission: Submission) -> Submitted:
         conversation_id=submission.conversation_id or new_conversation_id(),
         principal=submission.principal,
         input=clean(submission.input),
-        brief=submission.brief,
+        brief=clean_text(submission.brief),
         tools=submission.tools,
         metadata=clean(submission.metadata),
         callback_url=submission.callback_url,
@@ -77,14 +89,17 @@ def submit(ports: Ports, submission: Submission) -> Submitted:
         model=submission.model,
         traceparent=submission.traceparent,
         snapshot=ports.project.snapshot(agent.name),
+        webhook=submission.webhook,
     )
+    if submission.history is not None:
+        begin_passing(ports.store, request.tenant, request.conversation_id, submission.history)
     deadlines = [bound for bound in (submission.deadline_s, agent.limits.deadline_s) if bound is not None]
     posted = ports.mailbox.post(
         request,
         on_busy=submission.on_busy,
         on_busy_waiting=OnBusy(agent.on_busy_waiting) if agent.on_busy_waiting else None,
         idempotency=_idempotency(submission),
-        digest=_digest(submission),
+        digest=submission.idempotency_digest or _digest(submission),
         deadline_s=min(deadlines) if deadlines else None,
         ring=ports.queue.ring([StepId(request.tenant, request.turn_id, 1, StepKind.PLAN)]),
     )

@@ -17,7 +17,7 @@ class CallState(StrEnum):
     RUNNING = "running"  #: claimed; the mesh may have been asked
     COMPLETED = "completed"  #: the tool answered
     FAILED = "failed"  #: it was refused, or the tool said that it failed
-    DENIED = "denied"  #: a human said no; it never ran
+    DENIED = "denied"  #: a human, or the agent's policy, said no; it never ran
     EXPIRED = "expired"  #: nobody decided in time; it never ran
     CANCELLED = "cancelled"  #: cancelled before it was claimed; it never ran
     UNKNOWN_OUTCOME = "unknown_outcome"  #: asked, but nobody knows what came of it
@@ -28,7 +28,11 @@ OPEN_CALLS = frozenset({CallState.REQUESTED, CallState.WAITING, CallState.RUNNIN
 
 @dataclass(frozen=True, slots=True)
 class CallRecord:
-    """A call as its round was opened: what was asked, of whom, and under which rule. `error` is set when it never had a step."""
+    """A call as its round was opened: what was asked, of whom, and under which rule.
+
+    `asked_by` is the agent whose model asked. A call whose `loop` is set (a word of `core/local_calls.py`) is answered by the
+    loop itself, one with `agent` by the agent of that name; every other goes to the mesh.
+    """
 
     call_id: str
     name: str
@@ -41,6 +45,9 @@ class CallRecord:
     schema: dict[str, Any] = field(default_factory=dict)
     approval_id: str = ""
     gate: Gate | None = None
+    asked_by: str = ""
+    agent: str = ""
+    loop: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """A JSON object; `from_json` takes it back."""
@@ -57,11 +64,16 @@ class CallRecord:
 
 @dataclass(frozen=True, slots=True)
 class CallResult:
-    """How a call ended: the whole content (text), whether it is an error, and its code then."""
+    """How a call ended: the whole content (text), whether it is an error, and its code then.
+
+    `effect` is what follows for the turn from a call that the loop answered itself: `{"output": …}`, `{"loaded": […]}` or
+    `{"handoff": name}`.
+    """
 
     state: CallState
     content: str
     code: str = ""
+    effect: dict[str, Any] | None = None
 
     @property
     def error(self) -> bool:
@@ -69,8 +81,10 @@ class CallResult:
         return self.state is not CallState.COMPLETED
 
     def as_json(self) -> dict[str, Any]:
-        return {"state": str(self.state), "content": self.content, "code": self.code}
+        """A JSON object; `from_json` takes it back."""
+        data: dict[str, Any] = {"state": str(self.state), "content": self.content, "code": self.code}
+        return data | {"effect": self.effect} if self.effect is not None else data
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> CallResult:
-        return cls(CallState(data["state"]), data["content"], data.get("code", ""))
+        return cls(CallState(data["state"]), data["content"], data.get("code", ""), data.get("effect"))

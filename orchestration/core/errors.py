@@ -189,6 +189,18 @@ class ModelError(TurnmillError):
         self.status = status
 
 
+class ModelBusy(ModelError):
+    """The limits set for a model leave no room now; it was not asked. `retry_after_s` says when there may be room."""
+
+    code = "model_busy"
+
+
+class CompactionError(TurnmillError):
+    """A compactor returned what cannot be sent: no messages, or a call without its result. The model was not asked."""
+
+    code = "compaction_error"
+
+
 class StepLost(TurnmillError):
     """A step was begun many times and never finished: whatever runs it dies of it."""
 

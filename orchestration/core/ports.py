@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from orchestration.core.ids import StepId, StepKind
+from orchestration.core.outbound import Delivery
 from orchestration.core.tool import Discover, Tool, ToolAnswer, ToolQuery, ToolSpec
 
 
@@ -51,6 +52,10 @@ class Queue(Protocol):
 
     def ring(self, steps: Sequence[StepId]) -> dict[str, tuple[str, str]]:
         """What a commit needs to send `steps` by itself: queue and message for each; empty where only `send` can."""
+        ...
+
+    def send_outbound(self, tenant: str, delivery: Delivery, attempt: int) -> None:
+        """Send the task of one attempt of a delivery to the outside; raises StoreUnavailable when the broker does not take it."""
         ...
 
     def queue_name(self, kind: StepKind) -> str:

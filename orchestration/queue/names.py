@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from orchestration.core.ids import StepId, StepKind
+from orchestration.core.outbound import Way
 
 PLAN, TOOL, OBSERVE, DECIDE = "turn.plan", "turn.tool", "turn.observe", "approval.decide"
 
@@ -11,6 +12,9 @@ TASKS = {StepKind.PLAN: PLAN, StepKind.TOOL: TOOL, StepKind.OBSERVE: OBSERVE, St
 
 #: The queue of each kind of step. Hosts of ours route by task name and may send elsewhere.
 QUEUES = {StepKind.PLAN: "plan", StepKind.OBSERVE: "plan", StepKind.TOOL: "tools", StepKind.DECIDE: "control"}
+
+#: The task of each way in which somebody outside is told.
+OUTBOUND = {Way.CALLBACK: "outbound.callback", Way.HOOK: "outbound.hook", Way.ANSWER: "outbound.answer"}
 
 #: Where recovery runs: a worker that consumes this queue also sweeps.
 CONTROL_QUEUE = "control"

@@ -17,8 +17,9 @@ from kombu.exceptions import KombuError, OperationalError
 
 from orchestration.core.errors import Misconfigured, StoreUnavailable
 from orchestration.core.ids import StepId, StepKind
+from orchestration.core.outbound import Delivery
 from orchestration.queue.envelope import Envelopes
-from orchestration.queue.names import OBSERVE, QUEUES, TASKS, arguments, group_of
+from orchestration.queue.names import CONTROL_QUEUE, OBSERVE, OUTBOUND, QUEUES, TASKS, arguments, group_of
 from orchestration.settings import Settings
 from orchestration.state.store import Store, translated, turn_key
 from orchestration.telemetry import continuing
@@ -145,6 +146,21 @@ class CeleryQueue:
                 and not app.conf.task_compression
             )
         return self._one_redis and not _somebody_listens(app)
+
+    def send_outbound(self, tenant: str, delivery: Delivery, attempt: int) -> None:
+        """Send the task of one attempt of a delivery, with ids only.
+
+        Raises:
+            StoreUnavailable: the broker does not take it.
+        """
+        name = OUTBOUND[delivery.way]
+        routed = {} if self.app.conf.task_routes else {"queue": CONTROL_QUEUE}
+        options = {"task_id": f"{delivery.message_id}.{attempt}", "serializer": "json", "ignore_result": True, **routed}
+        try:
+            with translated():
+                self.app.send_task(name, [tenant, delivery.name, attempt], **options)
+        except (KombuError, OperationalError, OSError) as error:
+            raise StoreUnavailable(f"the broker does not answer ({type(error).__name__})") from error
 
     def is_empty(self, kind: StepKind) -> bool:
         """Whether no message waits in the queue for steps of `kind`; raises StoreUnavailable when the broker does not say."""

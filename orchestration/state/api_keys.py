@@ -60,7 +60,7 @@ def create_key(redis: Redis, sub: str, tenant: str, scopes: Sequence[str], roles
     created_at = datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
     principal = Principal(sub, tenant, tuple(dict.fromkeys(roles)), tuple(dict.fromkeys(scopes)))
     made = ApiKey("key_" + secrets.token_hex(8), principal, created_at)
-    redis.hset(STORED_AT, _hash(key), json.dumps({"key_id": made.key_id, "created_at": created_at, **principal.as_json()}))
+    redis.hset(STORED_AT, key_digest(key), json.dumps({"key_id": made.key_id, "created_at": created_at, **principal.as_json()}))
     return key, made
 
 
@@ -68,8 +68,13 @@ def find_key(redis: Redis, key: str) -> Principal | None:
     """Whose key this is; None when it is none of ours or was revoked."""
     if not key.startswith(PREFIX) or len(key) > MAX_CHARS:
         return None
-    stored = redis.hget(STORED_AT, _hash(key))
+    stored = redis.hget(STORED_AT, key_digest(key))
     return _known(stored).principal if stored is not None else None
+
+
+def has_keys(redis: Redis, digest: str | None = None) -> bool:
+    """Whether there is any key, or the one with this digest."""
+    return bool(redis.hlen(STORED_AT) if digest is None else redis.hexists(STORED_AT, digest))
 
 
 def list_keys(redis: Redis) -> list[ApiKey]:
@@ -90,6 +95,7 @@ def _known(text: str | bytes) -> ApiKey:
     return ApiKey(data["key_id"], Principal.from_json(data), data["created_at"])
 
 
-def _hash(key: str) -> str:
+def key_digest(key: str) -> str:
+    """What is kept of a key: its SHA-256 in hexadecimal."""
     # A key has 256 random bits, so a plain hash cannot be guessed back; a slow one would only slow the gateway.
     return hashlib.sha256(key.encode("utf-8", "replace")).hexdigest()

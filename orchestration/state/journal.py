@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 from orchestration.core.call import CallRecord, CallResult, CallState
+from orchestration.core.compaction import View
 from orchestration.core.conversation import Entry
 from orchestration.core.errors import StoreUnavailable
 from orchestration.core.ids import StepId
+from orchestration.core.limits import NOTHING, Spent
 from orchestration.core.model import ModelReply, RequestedCall, Usage
 from orchestration.core.safe_json import dumps
 from orchestration.core.turn import TurnRequest
@@ -53,13 +55,17 @@ class NotClaimed:
 
 @dataclass(frozen=True, slots=True)
 class TurnSoFar:
-    """What a plan or an observe knows of its turn."""
+    """What a plan or an observe knows of its turn. `agent` is the one that goes on with it; `view` is what is sent of the older
+    entries; `last_input_tokens` are those of the conversation's last model call."""
 
     request: TurnRequest
     agent: str
     usage: Usage
     entries: list[Entry]
-    compacted: str = ""
+    view: View = field(default_factory=View)
+    spent: Spent = NOTHING
+    conversation_spent: Spent = NOTHING
+    last_input_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,14 +118,22 @@ def reply_as_json(reply: ModelReply) -> str:
             "finish": reply.finish_reason,
             "model": reply.model,
             "calls": [[call.name, call.arguments, call.id] for call in reply.tool_calls],
+            "usage": list(astuple(reply.usage)),
         }
+        | ({"blocks": reply.thinking_blocks} if reply.thinking_blocks else {})
     )
 
 
 def reply_from_json(text: str) -> ModelReply:
+    """A model's reply from what the journal kept of it."""
     data = json.loads(text)
     calls = tuple(RequestedCall(name, arguments, id_) for name, arguments, id_ in data["calls"])
-    return ModelReply(data["content"], calls, data["thinking"], data["finish"], Usage(), data["model"])
+    usage = Usage(*data.get("usage", ()))
+    return ModelReply(data["content"], calls, data["thinking"], data["finish"], usage, data["model"], data.get("blocks", ""))
+
+
+def _numbers(texts: list[str]) -> list[int]:
+    return [int(text or 0) for text in texts]
 
 
 class Journal:
@@ -145,16 +159,24 @@ class Journal:
     @staticmethod
     def turn_so_far(fields: list[str]) -> tuple[TurnSoFar, list[str]]:
         """The turn, from the fields of a claimed plan or observe; and the fields that are left."""
-        request, agent, tokens_in, tokens_out, _started, active, compacted, count = fields[:8]
-        entries = fields[8 : 8 + int(count)]
+        request, agent, active, *counts = fields[:7]
+        tokens_in, tokens_out, cost, tools = _numbers(counts)
+        kept, kept_from, compacted, *totals = fields[7:16]
+        last_in, asked, all_in, all_out, all_cost, all_tools = _numbers(totals)
+        count = int(fields[16])
+        parsed = TurnRequest.from_json(json.loads(request))
         turn = TurnSoFar(
-            request=TurnRequest.from_json(json.loads(request)),
-            agent=active or agent,
-            usage=Usage(int(tokens_in or 0), int(tokens_out or 0)),
-            entries=[json.loads(entry) for entry in entries],
-            compacted=compacted,
+            request=parsed,
+            # a handoff of this turn, or one of earlier turns that were addressed to the same agent
+            agent=active or (kept if kept and kept_from == agent else agent),
+            usage=Usage(tokens_in, tokens_out),
+            entries=[json.loads(entry) for entry in fields[17 : 17 + count]],
+            view=View.from_json(compacted),
+            spent=Spent(0, tools, tokens_in, tokens_out, cost),
+            conversation_spent=Spent(asked, all_tools, all_in, all_out, all_cost),
+            last_input_tokens=last_in,
         )
-        return turn, fields[8 + int(count) :]
+        return turn, fields[17 + count :]
 
     @staticmethod
     def round_so_far(fields: list[str]) -> RoundSoFar:
@@ -202,6 +224,11 @@ class Journal:
             [json.loads(text) for text in answer[3 : 3 + joined]],
             int(answer[1] or 0),
         )
+
+    def keep_view(self, claim: Claim, view: View, frames: list[str]) -> bool:
+        """Keep the shorter view of a conversation that a step under way has made; False when the step is no longer ours."""
+        answer = self._insist("compact", str(claim.step), claim.owner, claim.fence, view.as_json(), dumps(frames))
+        return bool(answer[0] == "ok")
 
     def emit(self, claim: Claim, number: int, frames: list[str]) -> bool:
         """Frames of a step under way, the claim's `number`th emission; False when the step is no longer ours."""

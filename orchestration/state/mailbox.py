@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from orchestration.core.conversation import input_entry
 from orchestration.core.ids import StepId
+from orchestration.core.outbound import told_at_end
 from orchestration.core.safe_json import dumps
 from orchestration.core.turn import OnBusy, TurnRequest
 from orchestration.state.store import Store
@@ -65,6 +66,7 @@ class Mailbox:
             settings.max_tenant_waiting_turns,
             request.traceparent,
             dumps(ring),
+            " ".join(told_at_end(request)),
         )
         conversation_id = request.conversation_id
         if why == "new":

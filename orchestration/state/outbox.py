@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from orchestration.core.ids import StepId
-from orchestration.state.store import Store, texts, translated
+from orchestration.state.store import Store, texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +76,6 @@ class Outbox:
         """Put lost steps back into the outbox; those that are still unclaimed are returned and must be sent."""
         names = [str(step) for step in steps]
         return [StepId.parse(text) for text in self._store.run("resend", *names)] if names else []
-
-    def no_longer_due(self, entry: str) -> None:
-        """Take a handled entry out of what is due."""
-        with translated():
-            self._store.client.zrem("tm:due", entry)
 
     def promote(self, step: StepId) -> list[StepId]:
         """Make a step whose pause is over ready again; what is returned must be sent."""

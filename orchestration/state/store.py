@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -34,18 +35,41 @@ def _source(name: str) -> str:
 
 
 def script_text(name: str, settings: Settings) -> str:
-    """The whole text of one script: the shared library with the settings' bounds, then the script itself."""
+    """The whole text of one script: the shared library with the settings' bounds, the script, and the write of what it changed."""
     library = _source("library")
     bounds = {
         "frames_kept": settings.frames_kept,
         "turn_kept_s": settings.turn_kept_s,
         "conversation_kept_s": settings.conversation_kept_s,
         "approval_kept_s": settings.approval_kept_s,
+        "audit_kept_s": getattr(settings, "audit_kept_s", 0),
         "lost_after_ms": int(settings.lost_after_s * 1000),
     }
     for bound, value in bounds.items():
         library = library.replace(f"${bound}", str(value))
-    return f"{library}\n{_source(name)}"
+    library = needed_of(library, _source(name))
+    return f"{library}\nlocal function script()\n{_source(name)}\nend\nlocal answer = script()\nflush()\nreturn answer\n"
+
+
+def needed_of(library: str, script: str) -> str:
+    """The parts of the library that `script` uses, in their order: Redis makes every function that a text defines at each run, used or not.
+
+    A part begins at a top-level `local`; what stands before the first is a comment. Of `local function`s those are left out
+    that neither the script, nor `flush`, nor a part that stays names.
+    """
+    parts = re.split(r"^(?=local )", library, flags=re.MULTILINE)[1:]
+    names = [re.match(r"local function (\w+)", part) for part in parts]
+    wanted = set(re.findall(r"\w+", script)) | {"flush"}
+    kept = [not name for name in names]
+    for part, stays in zip(parts, kept, strict=True):
+        if stays:
+            wanted |= set(re.findall(r"\w+", part))
+    for place in range(len(parts) - 1, -1, -1):  # a function names only those above it
+        name = names[place]
+        if name and name.group(1) in wanted:
+            kept[place] = True
+            wanted |= set(re.findall(r"\w+", parts[place]))
+    return "".join(part for part, stays in zip(parts, kept, strict=True) if stays)
 
 
 @contextmanager

@@ -18,6 +18,9 @@ log = logging.getLogger("turnmill.sweeps")
 #: Pause between two looks, in seconds.
 TICK_S = 0.2
 
+#: How many findings of each kind one look brings.
+MOST = 200
+
 #: How long a leader that dies keeps others waiting, in milliseconds.
 LEADER_MS = 1500
 
@@ -48,9 +51,11 @@ class Sweeps:
             log.warning("the leadership could not be given back; it ends by itself")
 
     def _run(self) -> None:
-        while not self._stopping.wait(TICK_S):
+        more = False
+        while not self._stopping.wait(0 if more else TICK_S):
+            more = False
             try:
-                self.look()
+                more = self.look()
             except StoreUnavailable as error:
                 # leases could not be renewed in this time either: nobody is taken for dead until a full lease has passed
                 self._reachable_since = None
@@ -58,21 +63,22 @@ class Sweeps:
             except Exception:
                 log.exception("sweep failed; the next one comes in %.1f s", TICK_S)
 
-    def look(self) -> None:
-        """One look and all that follows from it, if this process leads."""
+    def look(self) -> bool:
+        """One look and all that follows from it, if this process leads; whether there was more than one look brings."""
         ports = self._ports
         if not ports.lease.process or not ports.leases.lead("sweeps", ports.lease.process, LEADER_MS):
             if self._reachable_since is None:
                 self._reachable_since = time.monotonic()
-            return
+            return False
         if self._reachable_since is None:
             self._reachable_since = time.monotonic()
-        found = ports.outbox.sweep(lost_after_ms=self.dead.lost_after_ms())
-        send_unsent(ports, found.unsent)
-        handle_due(ports, found.due)
-        send_lost(ports, found)
+        found = ports.outbox.sweep(lost_after_ms=self.dead.lost_after_ms(), most=MOST)
         if time.monotonic() - self._reachable_since >= ports.settings.lease_s:
             for process, end in found.silent:
                 self.dead.depose(process, end)
         for process in found.deposed:
             self.dead.pass_on_steps(process)
+        send_unsent(ports, found.unsent)
+        send_lost(ports, found)
+        handle_due(ports, found.due)
+        return max(len(found.due), len(found.unsent)) >= MOST

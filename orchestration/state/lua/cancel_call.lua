@@ -3,18 +3,25 @@
 -- Returns {"ok", sends...} | {"stale"}
 local tenant, turn, round, index = ARGV[1], ARGV[2], ARGV[4], ARGV[5]
 local key = turn_key(tenant, turn)
-local state, conv, version = unpack(call('HMGET', key, 'state', 'conv', 'v'))
+local state, conv, version = fetch(key, 'state', 'conv', 'v')
 if not state or has_ended(state) or version ~= ARGV[3] then return { 'stale' } end
 local step = parse_step(tenant .. '/' .. turn .. '/' .. round .. '/tool/' .. index)
 local record = read_step(key, step.field)
 if record.state == 'done' then return { 'stale' } end
-call('HINCRBY', key, 'v', 1)
+bump(key, 'v', 1)
 if record.state == 'running' then release(step, record.owner) end
 write_step(key, step.field, 'done', record.fence, '', record.attempt)
 call('ZREM', 'tm:due', 'step:' .. step.text)
 local place = round .. ':' .. index
-call('HSET', key, 'cs:' .. place, ARGV[7], 'cr:' .. place, ARGV[6], 'ce:' .. place, text(NOW_MS))
-call('HINCRBY', key, 'left:' .. round, -1)
+put(key, 'cs:' .. place, ARGV[7], 'cr:' .. place, ARGV[6], 'ce:' .. place, text(NOW_MS))
+bump(key, 'left:' .. round, -1)
+local child = get(key, 'kid:' .. place)
+if child then abandon(tenant, child) end
+if get(key, 'kw:' .. place) then
+  drop(key, 'kw:' .. place)
+  bump(key, 'wait:' .. round, -1)
+end
+audit_call(tenant, turn, place, ARGV[7])
 local sends, frames = {}, cjson.decode(ARGV[8])
 after_call(tenant, turn, conv, round, sends, frames)
 emit(tenant, turn, conv, frames)

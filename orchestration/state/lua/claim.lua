@@ -1,24 +1,35 @@
--- claim.lua: take one step, or learn why not. A gated header that nobody decided yet is parked instead.
+-- claim.lua: take one step, or learn why not. A gated header that nobody decided yet is parked instead, and one that others come before waits.
 -- ARGV  1 step  2 owner: "process#claim", so that a claim whose answer got lost can be asked again  3 steps known to be sent (JSON list)
 -- Returns {"claimed", fence, attempt, now ms, lease's end ms, what the step needs...}
 --       | {"done"} | {"busy"} | {"parked"} | {"ended"} | {"unknown"} | {"no_lease"}
--- A plan or an observe needs: req, agent, in, out, started, then of the conversation: agent, compacted; then the number of log entries and the entries;
--- an observe also p, n and, for each call, c, cs, cr. A tool needs: req, c, its approved arguments or "".
+-- A plan or an observe needs: req, agent, active, in, out, cost, tools, then of the conversation: active, active_from, compacted, last_in, asked, in, out,
+-- cost, tools; then the number of log entries and the entries; an observe also p, n and, for each call, c, cs, cr. A tool needs: req, c, its approved arguments or "".
 local step = parse_step(ARGV[1])
 local owner = ARGV[2]
 confirm_sent(cjson.decode(ARGV[3]))
 
 local lease = call('ZSCORE', 'tm:leases', process_of(owner))
 if not lease then return { 'no_lease' } end
-local state, conv = unpack(call('HMGET', step.key, 'state', 'conv'))
+local place = step.round .. ':' .. step.index
+local wanted = step.kind == 'tool' and { 'req', 'c:' .. place, 'ok:' .. place, 'seq:' .. step.round, 'parent' }
+  or { 'req', 'agent', 'active', 'in', 'out', 'cost', 'tools', 'parent' }
+if step.kind == 'observe' then
+  wanted[#wanted + 1] = 'p:' .. step.round
+  wanted[#wanted + 1] = 'n:' .. step.round
+end
+local state, conv = fetch(step.key, 'state', 'conv', step.field, unpack(wanted))
 if not state then settle_delivery(step) return { 'unknown' } end
-if has_ended(state) then settle_delivery(step) return { 'ended' } end
+if has_ended(state) or orphaned(step.tenant, step.turn) then settle_delivery(step) return { 'ended' } end
 local record = read_step(step.key, step.field)
 if not record then settle_delivery(step) return { 'unknown' } end
 if record.state == 'done' then settle_delivery(step) return { 'done' } end
 if record.state == 'gated' or record.state == 'parked' then
   settle_delivery(step)
   if record.state == 'gated' then write_step(step.key, step.field, 'parked', record.fence, '', record.attempt) end
+  return { 'parked' }
+end
+if step.kind == 'tool' and record.state == 'ready' and get(step.key, 'seq:' .. step.round) and not its_turn(step.key, step.round, step.index) then
+  settle_delivery(step)
   return { 'parked' }
 end
 local mine = record.state == 'running' and record.owner == owner
@@ -28,27 +39,29 @@ local fence, attempt = record.fence, record.attempt
 if not mine then fence, attempt = claim_step(step, record, owner) end
 local answer = { 'claimed', text(fence), text(attempt), text(NOW_MS), lease }
 local function add(values) for _, value in ipairs(values) do answer[#answer + 1] = value end end
-local function fields(...) local got = call('HMGET', step.key, ...) for i = 1, select('#', ...) do answer[#answer + 1] = got[i] or '' end end
+local function fields(...) for _, name in ipairs({ ... }) do answer[#answer + 1] = get(step.key, name) or '' end end
 
 if step.kind == 'tool' then
-  local place = step.round .. ':' .. step.index
-  call('HSET', step.key, 'cs:' .. place, 'running', 'cb:' .. place, text(NOW_MS))
+  put(step.key, 'cs:' .. place, 'running', 'cb:' .. place, text(NOW_MS))
   fields('req', 'c:' .. place, 'ok:' .. place)
   return answer
 end
-fields('req', 'agent', 'in', 'out', 'started')
+fields('req', 'agent', 'active', 'in', 'out', 'cost', 'tools')
 local ck = conv_key(step.tenant, conv)
-local kept = call('HMGET', ck, 'agent', 'compacted')
-add({ kept[1] or '', kept[2] or '' })
+local kept = { 'active', 'active_from', 'compacted', 'last_in', 'asked', 'in', 'out', 'cost', 'tools' }
+fetch(ck, unpack(kept))
+for _, name in ipairs(kept) do answer[#answer + 1] = get(ck, name) or '' end
 local log = call('LRANGE', ck .. ':log', 0, -1)
 add({ text(#log) })
 add(log)
 if step.kind == 'observe' then
-  local round = step.round
-  fields('p:' .. round, 'n:' .. round)
-  for i = 0, tonumber(call('HGET', step.key, 'n:' .. round)) - 1 do
-    local place = round .. ':' .. text(i)
-    fields('c:' .. place, 'cs:' .. place, 'cr:' .. place)
+  local round, names = step.round, {}
+  local count = tonumber(get(step.key, 'n:' .. round))
+  for i = 0, count - 1 do
+    for _, part in ipairs({ 'c:', 'cs:', 'cr:' }) do names[#names + 1] = part .. round .. ':' .. text(i) end
   end
+  if count > 0 then fetch(step.key, unpack(names)) end
+  fields('p:' .. round, 'n:' .. round)
+  fields(unpack(names))
 end
 return answer

@@ -1,25 +1,31 @@
 -- commit.lua: record what a step did and all that follows from it, at once. First write wins: a step that was passed on commits nothing.
 -- ARGV  1 tenant  2 turn  3 what is committed (JSON)  4 steps known to be sent (JSON list)
 --   step, owner, fence   the claimed step that commits; or version: the version of the turn that the change was decided on
---   set      {field: text}                    frames  [text]       log  [text]        usage  [input tokens, output tokens]
---   round, calls  [{c, state, step, result?, approval?: {id, fields: {…}, expires_at?}}]    opens a round; step is ready, gated or done
---   result   {round, index, state, content}   how one call ended
---   retry_in_ms                               the same step is tried again after a pause
+--   set      {field: text}                    frames  [text]       log  [text]        conv_set  {field: text}, of the conversation
+--   round, calls  [{c, state, step, result?, approval?}]    opens a round; step is ready, gated or done; an approval as ask_human takes it;
+--            with claim or fin it is closed at once
+--   sequential                                its calls run one after the other
+--   result   {round, index, state, content, refused?}   how one call ended; refused when an approved one was not asked after all
+--   spend    {in, out, cost, tools, asked}    what this step used; counts for the turn and for the conversation
+--   child    a turn that answers this step's call, as start_child takes it; the step is suspended until its end
+--   retry_in_ms, uncounted?                   the same step is tried again after a pause; uncounted when nothing was tried
 --   unless_steered                            refuse when inputs joined meanwhile
 --   claim    the next step, claimed in place by the same process
 --   close    [{round, index, state, result}]  open calls of a turn that ends
---   fin      {state, stop, answer?, output?, error?}
+--   due      the entry of tm:due that this change answers: refused unless it still is due
+--   expired  the approval whose time was up, when that ends the turn
+--   fin      {state, stop, answer?, output?, error?, by?, from?}
 --   ring     {step: [queue, message]}         what this script can send itself
 -- Returns {"committed", fence of the claimed step or "", number of joined inputs, joined inputs..., sends...}
 --       | {"already", sends...}: the same commit was made before and its answer got lost
---       | {"fenced"} | {"ended"} | {"stale"} | {"steered"}
+--       | {"fenced"} | {"ended"} | {"stale"} | {"steered"} | {"not_due"}
 local tenant, turn = ARGV[1], ARGV[2]
 local key = turn_key(tenant, turn)
 local c = cjson.decode(ARGV[3])
 confirm_sent(cjson.decode(ARGV[4]))
 
-local state, conv, version = unpack(call('HMGET', key, 'state', 'conv', 'v'))
 local step = c.step and parse_step(c.step)
+local state, conv, version = fetch(key, 'state', 'conv', 'v', 'seq0', 'in', 'out', 'steered', 'aps', 'chords', 'up', 'parent', 'kids', step and step.field or 'v')
 if not state or has_ended(state) then
   if step then
     release(step, c.owner)
@@ -32,7 +38,7 @@ local record
 if step then
   record = read_step(key, step.field)
   local mine = record and record.owner == c.owner and record.fence == c.fence
-  if mine and record.state == 'done' then
+  if mine and (record.state == 'done' or (record.state == 'parked' and c.child)) then
     local again = {}
     local following = c.claim and parse_step(c.claim)
     local next_record = following and read_step(key, following.field)
@@ -50,34 +56,44 @@ if step then
 elseif version ~= c.version then
   return { 'stale' }
 end
-if c.unless_steered and call('EXISTS', key .. ':steer') == 1 then return { 'steered' } end
+if c.due and tonumber(call('ZSCORE', 'tm:due', c.due) or 'inf') > NOW_MS then return { 'not_due' } end
+if c.unless_steered and get(key, 'steered') then return { 'steered' } end
 
 RING = c.ring or RING
-call('HINCRBY', key, 'v', 1)
+bump(key, 'v', 1)
 local sends, frames = {}, c.frames or {}
 if step then
   release(step, c.owner)
   if c.retry_in_ms then
-    write_step(key, step.field, 'later', record.fence, '', record.attempt)
+    write_step(key, step.field, 'later', record.fence, '', record.attempt - (c.uncounted and 1 or 0))
     call('ZADD', 'tm:due', text(NOW_MS + c.retry_in_ms), 'step:' .. step.text)
     emit(tenant, turn, conv, frames)
     return { 'committed', '', '0' }
   end
-  write_step(key, step.field, 'done', record.fence, c.owner, record.attempt)
+  write_step(key, step.field, c.child and 'parked' or 'done', record.fence, c.owner, record.attempt)
+  if c.child then start_child(tenant, turn, step.round, step.index, c.child, sends) end
 end
-for field, value in pairs(c.set or {}) do call('HSET', key, field, value) end
-if c.usage then
-  call('HINCRBY', key, 'in', c.usage[1])
-  call('HINCRBY', key, 'out', c.usage[2])
-end
-
+for field, value in pairs(c.set or {}) do put(key, field, value) end
 local ck = conv_key(tenant, conv)
-for _, entry in ipairs(c.log or {}) do call('RPUSH', ck .. ':log', stamped(entry)) end
+for field, value in pairs(c.conv_set or {}) do put(ck, field, value) end
+if c.spend then
+  fetch(ck, 'seq', 'in', 'out', 'cost', 'tools', 'asked')
+  for field, used in pairs(c.spend) do
+    bump(key, field, used)
+    bump(ck, field, used)
+  end
+end
+if c.log then
+  local entries = {}
+  for i, entry in ipairs(c.log) do entries[i] = stamped(entry) end
+  if #entries > 0 then call('RPUSH', ck .. ':log', unpack(entries)) end
+end
 local joined = {}
-if c.claim then
+if c.claim and get(key, 'steered') then
   joined = call('LRANGE', key .. ':steer', 0, -1)
   for _, entry in ipairs(joined) do call('RPUSH', ck .. ':log', stamped(entry)) end
   call('DEL', key .. ':steer')
+  drop(key, 'steered')
 end
 
 if c.calls then
@@ -85,50 +101,47 @@ if c.calls then
   for i, one in ipairs(c.calls) do
     local place = round .. ':' .. text(i - 1)
     local name = tenant .. '/' .. turn .. '/' .. round .. '/tool/' .. text(i - 1)
-    call('HSET', key, 'c:' .. place, one.c, 'cs:' .. place, one.state)
+    put(key, 'c:' .. place, one.c, 'cs:' .. place, one.state)
     if one.result then
-      call('HSET', key, 'cr:' .. place, one.result, 'ce:' .. place, text(NOW_MS))
+      put(key, 'cr:' .. place, one.result, 'ce:' .. place, text(NOW_MS))
     else
       left = left + 1
-      offer(name, sends)
+      if not c.sequential or left == 1 or one.approval then offer(name, sends) end
     end
     write_step(key, 's:' .. round .. ':tool:' .. text(i - 1), one.step, 0, '', 0)
     if one.approval then
       wait = wait + 1
-      local ak = approval_key(tenant, one.approval.id)
-      for field, value in pairs(one.approval.fields) do call('HSET', ak, field, value) end
-      call('HSET', ak, 'requested_at', text(NOW_MS))
-      call('ZADD', 'tm:' .. tenant .. ':ap:pending', text(NOW_MS), one.approval.id)
-      if one.approval.expires_at then
-        call('HSET', ak, 'expires_at', one.approval.expires_at)
-        call('ZADD', 'tm:due', one.approval.expires_at, 'expire:' .. tenant .. '/' .. one.approval.id)
-      end
-      call('HSET', key, 'aps', (call('HGET', key, 'aps') or '') .. ' ' .. one.approval.id)
+      ask_human(tenant, turn, one.approval)
     end
   end
-  call('HSET', key, 'n:' .. round, text(#c.calls), 'left:' .. round, text(left), 'wait:' .. round, text(wait))
+  put(key, 'n:' .. round, text(#c.calls), 'left:' .. round, text(left), 'wait:' .. round, text(wait))
   if c.chord then
-    call('HSET', key, 'h:' .. round, c.chord, 'chords', (call('HGET', key, 'chords') or '') .. ' ' .. round)
+    put(key, 'h:' .. round, c.chord, 'chords', (get(key, 'chords') or '') .. ' ' .. round)
   end
-  after_call(tenant, turn, conv, round, sends, frames)
+  if c.sequential then put(key, 'seq:' .. round, '1') end
+  if not c.claim and not c.fin then after_call(tenant, turn, conv, round, sends, frames) end
 end
 if c.result then
   local place = text(c.result.round) .. ':' .. text(c.result.index)
-  call('HSET', key, 'cs:' .. place, c.result.state, 'cr:' .. place, c.result.content, 'ce:' .. place, text(NOW_MS))
-  call('HINCRBY', key, 'left:' .. text(c.result.round), -1)
+  put(key, 'cs:' .. place, c.result.state, 'cr:' .. place, c.result.content, 'ce:' .. place, text(NOW_MS))
+  bump(key, 'left:' .. text(c.result.round), -1)
+  audit_call(tenant, turn, place, c.result.state, c.result.refused)
   after_call(tenant, turn, conv, text(c.result.round), sends, frames)
 end
 for _, one in ipairs(c.close or {}) do
   local place = text(one.round) .. ':' .. text(one.index)
-  call('HSET', key, 'cs:' .. place, one.state, 'cr:' .. place, one.result, 'ce:' .. place, text(NOW_MS))
+  put(key, 'cs:' .. place, one.state, 'cr:' .. place, one.result, 'ce:' .. place, text(NOW_MS))
+  audit_call(tenant, turn, place, one.state)
 end
+if c.expired then close_approval(tenant, turn, c.expired, 'expired') end
 emit(tenant, turn, conv, frames)
 
 local fence = ''
 if c.claim then
   local following = parse_step(c.claim)
-  write_step(key, following.field, 'ready', 0, '', 0)
-  fence = text(claim_step(following, { fence = 0, attempt = 0 }, c.owner))
+  write_step(key, following.field, 'running', 1, c.owner, 1)
+  call('SADD', 'tm:run:' .. process_of(c.owner), following.text)
+  fence = '1'
 end
 if c.fin then end_turn(tenant, turn, conv, c.fin, sends) end
 local answer = { 'committed', fence, text(#joined) }

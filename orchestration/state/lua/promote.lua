@@ -3,7 +3,7 @@
 local step = parse_step(ARGV[1])
 local sends = {}
 call('ZREM', 'tm:due', 'step:' .. step.text)
-local state = call('HGET', step.key, 'state')
+local state = get(step.key, 'state')
 local record = read_step(step.key, step.field)
 if state and not has_ended(state) and record and record.state == 'later' then
   write_step(step.key, step.field, 'ready', record.fence, '', record.attempt)

@@ -4,21 +4,22 @@ local step, process = parse_step(ARGV[1]), ARGV[2]
 local sends = {}
 release(step, process)
 if call('EXISTS', 'tm:run:' .. process) == 0 then call('SREM', 'tm:deposed', process) end
-local state, conv = unpack(call('HMGET', step.key, 'state', 'conv'))
+local state, conv = fetch(step.key, 'state', 'conv')
 if not state or has_ended(state) then return sends end
 local record = read_step(step.key, step.field)
 if not record or record.state ~= 'running' or process_of(record.owner) ~= process then return sends end
-call('HINCRBY', step.key, 'v', 1)
+bump(step.key, 'v', 1)
 local frames = cjson.decode(ARGV[5])
 if ARGV[3] == 'again' then
   write_step(step.key, step.field, 'ready', record.fence, '', record.attempt)
-  if step.kind == 'tool' then call('HSET', step.key, 'cs:' .. step.round .. ':' .. step.index, 'requested') end
+  if step.kind == 'tool' then put(step.key, 'cs:' .. step.round .. ':' .. step.index, 'requested') end
   offer(step.text, sends)
 else
   local place = step.round .. ':' .. step.index
   write_step(step.key, step.field, 'done', record.fence, '', record.attempt)
-  call('HSET', step.key, 'cs:' .. place, 'unknown_outcome', 'cr:' .. place, ARGV[4], 'ce:' .. place, text(NOW_MS))
-  call('HINCRBY', step.key, 'left:' .. step.round, -1)
+  put(step.key, 'cs:' .. place, 'unknown_outcome', 'cr:' .. place, ARGV[4], 'ce:' .. place, text(NOW_MS))
+  bump(step.key, 'left:' .. step.round, -1)
+  audit_call(step.tenant, step.turn, place, 'unknown_outcome')
   after_call(step.tenant, step.turn, conv, step.round, sends, frames)
 end
 emit(step.tenant, step.turn, conv, frames)

@@ -3,13 +3,14 @@
 local step = parse_step(ARGV[1])
 confirm_sent(cjson.decode(ARGV[2]))
 settle_delivery(step)
-local state = call('HGET', step.key, 'state')
+local state = get(step.key, 'state')
 if not state or has_ended(state) then return { 'nothing' } end
 local header = step.tenant .. '/' .. step.turn .. '/' .. step.round .. '/tool/' .. step.index
 local field = 's:' .. step.round .. ':tool:' .. step.index
 local record = read_step(step.key, field)
 if not record then return { 'nothing' } end
-if record.state == 'parked' and call('HEXISTS', step.key, 'ok:' .. step.round .. ':' .. step.index) == 1 then
+local place = step.round .. ':' .. step.index
+if record.state == 'parked' and get(step.key, 'ok:' .. place) and not get(step.key, 'kid:' .. place) then
   write_step(step.key, field, 'ready', record.fence, '', record.attempt)
   offer(header, {})
   return { 'send', header }

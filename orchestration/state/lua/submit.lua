@@ -1,7 +1,7 @@
 -- submit.lua: put a turn into its conversation's mailbox, once per idempotency key; start it when nothing else runs.
 -- ARGV  1 tenant  2 conversation  3 turn  4 request (JSON)  5 log entry (JSON)  6 agent  7 on_busy when it runs  8 on_busy when it waits
 --       9 deadline in s or ""  10 idempotency key or ""  11 digest of the body  12 bound per conversation  13 bound per tenant  14 traceparent
---      15 the first step's message: {step: [queue, message]} (JSON)
+--      15 the first step's message: {step: [queue, message]} (JSON)  16 the ways in which the turn's end is told to the outside, space-separated
 -- Returns {"new", turn, state, position, sends...} | {"interrupt", turn, state, position, running turn}
 --       | {"same", turn, conversation, state, position} | {"mismatch"} | {"busy", running turn} | {"full", where}
 --       | {"steered", running turn, state} | {"foreign", agent}
@@ -25,17 +25,19 @@ local function remember(id, state, position)
 end
 
 -- the same call again, whose answer got lost
-local before = call('HGET', key, 'state')
+local before = get(key, 'state')
 if before then return { 'new', turn, before, '0' } end
 
-local running = call('HGET', ck, 'running')
+local running, seq, known_agent, created = fetch(ck, 'running', 'seq', 'agent', 'created')
 local policy = ARGV[7]
-if running and call('HGET', turn_key(tenant, running), 'state') == 'waiting' and ARGV[8] ~= '' then policy = ARGV[8] end
+if running and get(turn_key(tenant, running), 'state') == 'waiting' and ARGV[8] ~= '' then policy = ARGV[8] end
 if running and policy == 'reject' then return { 'busy', running } end
 if running and policy == 'steer' then
   local rk = turn_key(tenant, running)
   call('RPUSH', rk .. ':steer', entry)
-  local state = call('HGET', rk, 'state')
+  put(rk, 'steered', '1')
+  bump(rk, 'v', 1)
+  local state = get(rk, 'state')
   emit(tenant, running, conv, { '{"kind":"turn","turn_id":"' .. running .. '","state":"' .. state .. '","steered":true}' })
   remember(running, state, 0)
   return { 'steered', running, state }
@@ -43,18 +45,19 @@ end
 if running and call('LLEN', ck .. ':mail') >= tonumber(ARGV[12]) then return { 'full', 'conversation' } end
 if running and tonumber(call('GET', 'tm:' .. tenant .. ':waiting') or '0') >= tonumber(ARGV[13]) then return { 'full', 'tenant' } end
 
-call('HSET', key, 'req', request, 'entry', entry, 'agent', agent, 'conv', conv, 'created', text(NOW_MS), 'v', '0')
-if ARGV[14] ~= '' then call('HSET', key, 'trace', ARGV[14]) end
-if ARGV[9] ~= '' then call('HSET', key, 'deadline_s', ARGV[9]) end
-call('HSETNX', ck, 'agent', agent)
-call('HSETNX', ck, 'created', text(NOW_MS))
+put(key, 'req', request, 'entry', entry, 'agent', agent, 'conv', conv, 'created', text(NOW_MS), 'v', '0', 'seq0', false, 'up', false)
+if ARGV[14] ~= '' then put(key, 'trace', ARGV[14]) end
+if ARGV[16] ~= '' then put(key, 'tell', ARGV[16]) end
+put(key, 'deadline_s', ARGV[9] ~= '' and ARGV[9])
+if not known_agent then put(ck, 'agent', agent) end
+if not created then put(ck, 'created', text(NOW_MS)) end
 if not running then
   local sends = {}
   remember(turn, 'running', 0)
   start_turn(tenant, turn, conv, sends)
   return { 'new', turn, 'running', '0', unpack(sends) }
 end
-call('HSET', key, 'state', 'queued')
+put(key, 'state', 'queued')
 call('INCR', 'tm:' .. tenant .. ':waiting')
 local position = 1
 if policy == 'interrupt' then
