@@ -123,6 +123,8 @@ def _ending(view: TurnView, reason: StopReason, code: str, detail: str, expired:
             reply.content,
             [(call.record.call_id, call.record.name, _arguments_text(call)) for call in calls],
             [call.result or results[call.index] for call in calls],
+            reply.thinking,
+            reply.thinking_blocks,
         )
     error = {"code": code, "detail": detail} if code else None
     if error:

@@ -30,7 +30,13 @@ def input_entry(turn_id: str, content: str | list[dict[str, Any]]) -> Entry:
 
 
 def round_entries(
-    turn_id: str, round_: int, text: str, calls: Sequence[tuple[str, str, str]], results: Sequence[CallResult], thinking: str = ""
+    turn_id: str,
+    round_: int,
+    text: str,
+    calls: Sequence[tuple[str, str, str]],
+    results: Sequence[CallResult],
+    thinking: str = "",
+    thinking_blocks: str = "",
 ) -> list[Entry]:
     """One round as log entries: what the model said and asked for (`calls` are id, name, arguments as JSON text),
     then each result in the order of the calls."""
@@ -38,20 +44,27 @@ def round_entries(
         "kind": "tool_calls",
         "content": text,
         "calls": [{"id": id_, "name": name, "arguments": arguments} for id_, name, arguments in calls],
-    }
-    if thinking:
-        asked["thinking"] = thinking
+    } | _thought(thinking, thinking_blocks)
     entries: list[Entry] = [{"dir": "out", "turn_id": turn_id, "round": round_, "data": asked}]
     for (id_, name, _), result in zip(calls, results, strict=True):
         data = {"kind": "tool_result", "tool_call_id": id_, "name": name, "content": result.content, "error": result.error}
+        if result.code:
+            data["code"] = result.code
+        if result.effect is not None:
+            data["effect"] = result.effect
         entries.append({"dir": "out", "turn_id": turn_id, "round": round_, "data": data})
     return entries
 
 
-def message_entry(turn_id: str, round_: int, text: str, thinking: str = "") -> Entry:
+def message_entry(turn_id: str, round_: int, text: str, thinking: str = "", thinking_blocks: str = "") -> Entry:
     """The model's answer as a log entry."""
-    data = {"kind": "message", "content": text} | ({"thinking": thinking} if thinking else {})
+    data = {"kind": "message", "content": text} | _thought(thinking, thinking_blocks)
     return {"dir": "out", "turn_id": turn_id, "round": round_, "data": data}
+
+
+def _thought(thinking: str, thinking_blocks: str) -> dict[str, Any]:
+    """What an entry keeps of the model's thinking: some providers refuse a conversation from which it is missing."""
+    return {name: kept for name, kept in (("thinking", thinking), ("thinking_blocks", thinking_blocks)) if kept}
 
 
 def messages(entries: Sequence[Entry], *, system: str = "", max_result_chars: int | None = None) -> list[Message]:
@@ -88,6 +101,8 @@ def _spoken(data: dict[str, Any], content: str | None) -> Message:
     message: Message = {"role": "assistant", "content": content}
     if data.get("thinking"):
         message["reasoning_content"] = data["thinking"]
+    if data.get("thinking_blocks"):
+        message["thinking_blocks"] = data["thinking_blocks"]
     return message
 
 

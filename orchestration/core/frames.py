@@ -23,6 +23,7 @@ class FrameKind(StrEnum):
     COMPACTED = "compacted"  #: older history was shortened for the model
     MESSAGE = "message"  #: the answer
     ERROR = "error"  #: why the turn failed
+    CHILD = "child"  #: a frame of the turn of an agent that this turn asked as a tool, in the field `frame`
     GAP = "gap"  #: frames that are no longer kept; never stored
     DONE = "done"  #: the turn has ended
 

@@ -1,94 +1,179 @@
 """What may happen next in a turn. Values in, values out: no clock, no randomness, no I/O.
 
-`after_reply` follows a plan, `after_round` an observe. The steps in `orchestration/steps/` do what is decided here.
+`before_asking` comes before a model is asked, `after_reply` follows a plan, `after_round` an observe. The steps in
+`orchestration/steps/` do what is decided here.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError, ValidationError
 
+from orchestration.core.agent import Agent
+from orchestration.core.agent_tool import MAX_DEPTH, too_deep
 from orchestration.core.call import CallRecord, CallResult, CallState
 from orchestration.core.conversation import NO_RESPONSE
-from orchestration.core.gate import Gate, gate_for
+from orchestration.core.gate import Gate
 from orchestration.core.ids import approval_id, call_id
-from orchestration.core.limits import Limits
+from orchestration.core.limits import Limits, Spent
+from orchestration.core.local_calls import ANSWER_ABORTED, SUBMIT, LoopAnswers, LoopTool, closest
 from orchestration.core.model import ModelReply, RequestedCall
+from orchestration.core.policy import Deny, PolicyFailed, Rule, ruled_gate
+from orchestration.core.round import CallTools, EndTurn, NextRound, PlannedCall, Standing, is_closing
 from orchestration.core.safe_json import clean, clean_text, dumps
 from orchestration.core.tool import ToolSpec
 from orchestration.core.turn import StopReason
 
-
-@dataclass(frozen=True, slots=True)
-class PlannedCall:
-    """A call of the round to come. `result` is set when the loop answers it itself: such a call never has a step."""
-
-    record: CallRecord
-    result: CallResult | None = None
-
-    @property
-    def gated(self) -> bool:
-        """Whether a human is asked before it runs."""
-        return self.result is None and self.record.gate is not None
+#: Names that an error about an unknown tool lists at most.
+MAX_NAMES = 50
 
 
-@dataclass(frozen=True, slots=True)
-class CallTools:
-    """The model asked for tools: these calls make up the round."""
-
-    text: str
-    calls: tuple[PlannedCall, ...]
-
-    @property
-    def headers(self) -> list[int]:
-        """The indexes of the calls that have a step."""
-        return [index for index, planned in enumerate(self.calls) if planned.result is None]
+#: Why an answer that the provider cut for its content ends the turn.
+FILTERED = {"code": "model_content_filtered", "detail": "the provider cut the answer for its content"}
 
 
-@dataclass(frozen=True, slots=True)
-class EndTurn:
-    """The turn ends with `text` as its answer."""
-
-    reason: StopReason
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class NextRound:
-    """The model is asked again."""
+def before_asking(agent: Agent, limits: Limits, round_: int, spent: Spent, conversation_spent: Spent) -> EndTurn | None:
+    """The end of the turn where its model may not be asked any more: a budget is used up, or its rounds are."""
+    why = limits.used_up(spent, conversation_spent)
+    if why:
+        return _budget("", why)
+    if limits.max_rounds is not None and round_ > limits.max_rounds and not is_closing(agent, limits, round_):
+        return _round_limit("", agent, limits, invalid=0)
+    return None
 
 
-def after_reply(
-    reply: ModelReply,
-    *,
-    turn_id: str,
-    round_: int,
-    limits: Limits,
-    catalogue: Mapping[str, ToolSpec],
-    gates: Mapping[str, Gate] | None,
-) -> CallTools | EndTurn:
+def after_reply(reply: ModelReply, standing: Standing) -> CallTools | EndTurn:
     """What follows a model's reply: the calls that it asked for, or the end of the turn.
 
     A call that cannot run (an unknown tool, broken arguments, a gate without anywhere to ask) is answered at once with an
     error that helps the model; it passes no gate and asks none.
     """
+    agent, limits = standing.agent, standing.limits
     text = clean_text(reply.content)
     if not reply.tool_calls:
-        if reply.finish_reason == "content_filter":
-            return EndTurn(StopReason.ERROR, text)
-        return EndTurn(StopReason.ANSWER, text) if text else EndTurn(StopReason.EMPTY, NO_RESPONSE)
-    if round_ >= limits.max_rounds:
-        limit = f"(reached tool call limit of {limits.max_rounds} rounds without a final answer)"
-        return EndTurn(StopReason.ROUND_LIMIT, f"{text}\n{limit}" if text else limit)
-    calls = tuple(
-        _planned(asked, turn_id=turn_id, round_=round_, index=index, catalogue=catalogue, gates=gates)
-        for index, asked in enumerate(reply.tool_calls)
+        return _answered(reply, text, standing)
+    answers = LoopAnswers(
+        agent.output,
+        standing.catalogue.tools,
+        invalid=standing.invalid,
+        handoffs=standing.handoffs,
+        max_handoffs=limits.max_handoffs,
     )
-    return CallTools(text, calls)
+    calls = tuple(_call(asked, index, standing, answers) for index, asked in enumerate(reply.tool_calls))
+    round_ = CallTools(text, calls, agent.execution == "sequential")
+    if answers.settled:
+        return round_ if round_.headers else _settled(round_)
+    if standing.last and not round_.headers:
+        goes_on = agent.on_round_limit == "answer" and not standing.closing
+        return round_ if goes_on else _round_limit(text, agent, limits, invalid=answers.invalid)
+    why = limits.used_up(standing.spent, standing.conversation_spent, calls=len(round_.headers))
+    return _budget(text, why) if why else round_
+
+
+def after_round(text: str, calls: Iterable[tuple[CallRecord, CallResult]]) -> NextRound | EndTurn:
+    """What follows a round whose calls have all ended; `text` is what the model said beside them."""
+    handed_to = ""
+    for record, result in calls:
+        effect = result.effect or {}
+        if "output" in effect:
+            return EndTurn(StopReason.ANSWER, text, output=effect["output"])
+        if result.code == ANSWER_ABORTED:
+            attempts, details = effect.get("attempts", 0), effect.get("details", "")
+            detail = f"invalid {record.name} answer after {attempts} attempt(s): {details}"
+            return EndTurn(StopReason.INVALID_OUTPUT, text, error=_invalid_output("invalid_answer", attempts, detail))
+        handed_to = handed_to or effect.get("handoff", "")
+    return NextRound(handed_to)
+
+
+def _settled(round_: CallTools) -> EndTurn:
+    ended = after_round(round_.text, [(planned.record, planned.result) for planned in round_.calls if planned.result is not None])
+    assert isinstance(ended, EndTurn)
+    return replace(ended, calls=round_.calls)
+
+
+def _answered(reply: ModelReply, text: str, standing: Standing) -> EndTurn:
+    if reply.finish_reason == "content_filter":
+        return EndTurn(StopReason.ERROR, text, error=FILTERED)
+    output = standing.agent.output
+    if output is not None:
+        detail = f"the model answered in text instead of calling {output.tool}"
+        return EndTurn(StopReason.INVALID_OUTPUT, text or NO_RESPONSE, error=_invalid_output("text_answer", standing.invalid, detail))
+    return EndTurn(StopReason.ANSWER, text) if text else EndTurn(StopReason.EMPTY, NO_RESPONSE)
+
+
+def _round_limit(text: str, agent: Agent, limits: Limits, *, invalid: int) -> EndTurn:
+    limit = f"(reached tool call limit of {limits.max_rounds} rounds without a final answer)"
+    text = f"{text}\n{limit}" if text else limit
+    if agent.output is None:
+        return EndTurn(StopReason.ROUND_LIMIT, text)
+    detail = f"no valid {agent.output.tool} call within {limits.max_rounds} round(s)"
+    return EndTurn(StopReason.INVALID_OUTPUT, text, error=_invalid_output("round_limit", invalid, detail))
+
+
+def _invalid_output(reason: str, attempts: int, detail: str) -> dict[str, Any]:
+    return {"code": "invalid_output", "detail": detail, "reason": reason, "attempts": attempts}
+
+
+def _budget(text: str, why: str) -> EndTurn:
+    stopped = f"(stopped: {why})"
+    return EndTurn(StopReason.BUDGET, f"{text}\n{stopped}" if text else stopped, error={"code": "budget", "detail": why})
+
+
+def _call(asked: RequestedCall, index: int, standing: Standing, answers: LoopAnswers) -> PlannedCall:
+    """One call of a reply, as the round has it."""
+    agent, catalogue = standing.agent, standing.catalogue
+    name = clean_text(asked.name)
+    own = catalogue.own.get(name)
+    if standing.last and (own is None or own.does != SUBMIT):
+        record = CallRecord(call_id(standing.turn_id, standing.round, index), name, "", None, clean_text(asked.arguments))
+        message = f"{name} did not run: this was the last of {standing.limits.max_rounds} rounds. Answer with what is known."
+        return PlannedCall(record, CallResult(CallState.FAILED, dumps({"error": "round_limit", "message": message}), "round_limit"))
+    if own is not None:
+        return _own_call(asked, own, index, standing, answers)
+    planned = _planned(
+        asked,
+        turn_id=standing.turn_id,
+        round_=standing.round,
+        index=index,
+        catalogue=catalogue.tools,
+        gates=agent.approvals,
+        rule=standing.rule,
+    )
+    spec = catalogue.tools.get(name)
+    record = replace(planned.record, asked_by=agent.name, agent=spec.agent if spec else "")
+    if record.agent and planned.result is None and standing.depth >= MAX_DEPTH:
+        return PlannedCall(replace(record, gate=None, approval_id=""), too_deep(name))
+    return PlannedCall(record, planned.result)
+
+
+def _own_call(asked: RequestedCall, tool: LoopTool, index: int, standing: Standing, answers: LoopAnswers) -> PlannedCall:
+    """A call that the loop answers, under the same rules as any; only a gate that names the tool itself counts for it."""
+    agent, takes_answer = standing.agent, tool.does == SUBMIT
+    gates = None if agent.approvals is None else {key: gate for key, gate in agent.approvals.items() if key == tool.name}
+    # a typed answer is validated by its own library, which also converts
+    spec = ToolSpec(tool.name, parameters={} if takes_answer else tool.schema, idempotent=True, name=tool.name)
+    planned = _planned(
+        asked,
+        turn_id=standing.turn_id,
+        round_=standing.round,
+        index=index,
+        catalogue={tool.name: spec},
+        gates=gates,
+        rule=standing.rule,
+    )
+    record, result = replace(planned.record, asked_by=agent.name, loop=tool.does, schema=tool.schema), planned.result
+    if takes_answer and result is not None and result.code == "invalid_arguments":
+        return PlannedCall(record, answers.submitted(None, json.loads(result.content)["message"]))
+    if result is not None or record.arguments is None:
+        return PlannedCall(record, result)
+    if planned.gated and not (takes_answer and answers.refuses(record.arguments)):
+        return PlannedCall(record)
+    return PlannedCall(replace(record, gate=None, approval_id=""), answers.answer(tool, record.arguments))
 
 
 def _planned(
@@ -99,17 +184,21 @@ def _planned(
     index: int,
     catalogue: Mapping[str, ToolSpec],
     gates: Mapping[str, Gate] | None,
+    rule: Rule,
 ) -> PlannedCall:
     name = clean_text(asked.name)
     spec = catalogue.get(name)
     raw = clean_text(asked.arguments)
 
-    def refused(code: str, **why: object) -> PlannedCall:
+    def answered(state: CallState, code: str, why: Mapping[str, object]) -> PlannedCall:
         record = CallRecord(call_id(turn_id, round_, index), name, spec.prefix if spec else "", None, raw)
-        return PlannedCall(record, CallResult(CallState.FAILED, dumps({"error": code, **why}), code))
+        return PlannedCall(record, CallResult(state, dumps({"error": code, **why}), code))
+
+    def refused(code: str, **why: object) -> PlannedCall:
+        return answered(CallState.FAILED, code, why)
 
     if spec is None:
-        return refused("unknown_tool", message=f"there is no tool {name!r}", tools=sorted(catalogue))
+        return refused("unknown_tool", message=f"there is no tool {name!r}", **_names_like(name, catalogue))
     try:
         arguments = json.loads(raw) if raw.strip() else {}
     except (ValueError, RecursionError) as error:
@@ -121,7 +210,13 @@ def _planned(
     faults = schema_faults(spec.parameters, arguments)
     if faults:
         return refused("invalid_arguments", message="the arguments do not fit the tool's schema", details=faults, schema=spec.parameters)
-    gate = gate_for(spec, dict(gates or {}))
+    said = rule(name, spec.prefix, arguments)
+    if isinstance(said, PolicyFailed):
+        return refused("policy_failed", message=f"the agent's policy gave no verdict about {name}; it did not run")
+    if isinstance(said, Deny):
+        reason = clean_text(said.reason) or f"the agent's policy does not allow this call of {name}"
+        return answered(CallState.DENIED, "policy_denied", {"message": reason})
+    gate = ruled_gate(said, spec, gates)
     if gate is not None and gates is None:
         return refused(
             "approval_unavailable", message=f"{name} needs an approval, and this agent has nowhere to ask for one; it did not run"
@@ -140,6 +235,13 @@ def _planned(
         gate=gate,
     )
     return PlannedCall(record)
+
+
+def _names_like(name: str, catalogue: Mapping[str, ToolSpec]) -> dict[str, Any]:
+    """What an error about an unknown tool suggests: names that are near, and all of them where they are not too many."""
+    near = closest(name, catalogue)
+    named = {"closest": near} if near else {}
+    return named | ({"tools": sorted(catalogue)} if len(catalogue) <= MAX_NAMES else {})
 
 
 def schema_faults(schema: dict[str, object], arguments: dict[str, object]) -> list[dict[str, object]]:

@@ -40,7 +40,8 @@ def tool_name(prefix: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
-    """One tool as a catalogue knows it. `approval` is None, True, or the owner's reason."""
+    """One tool as a catalogue knows it. `approval` is None, True, or the owner's reason; `agent` names the agent of ours that
+    answers it, where one does."""
 
     prefix: str
     description: str = ""
@@ -51,6 +52,7 @@ class ToolSpec:
     timeout_s: float = 5.0
     service: str = ""
     name: str = ""
+    agent: str = ""
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -75,20 +77,22 @@ class Discover:
     patterns: tuple[str, ...]
     services: tuple[str, ...] = ()
     approval: tuple[str, ...] = ()
+    name_prefix: str = ""
 
     def includes(self, prefix: str) -> bool:
         """Whether the tool at `prefix` is wished for."""
         return any(matches(pattern, prefix) for pattern in self.patterns)
 
 
-def discover(*patterns: str, services: Sequence[str] = (), approval: Sequence[str] = ()) -> Discover:
+def discover(*patterns: str, services: Sequence[str] = (), approval: Sequence[str] = (), name_prefix: str = "") -> Discover:
     """Tools of the mesh whose keys match `patterns`, e.g. `discover("math/*", "billing/*")`; none given means all.
 
     Args:
         services: only tools of these services.
         approval: keys (or key expressions) to gate although their owner did not.
+        name_prefix: what the model's names of these tools begin with: `gh` makes `gh__issues-list` of `issues/list`.
     """
-    return Discover(patterns or ("**",), tuple(services), tuple(approval))
+    return Discover(patterns or ("**",), tuple(services), tuple(approval), name_prefix)
 
 
 def tools_from_discovery(*, services: Sequence[str] = (), prefixes: Sequence[str] = (), approval: Sequence[str] = ()) -> Discover:

@@ -67,7 +67,11 @@ def state_at_end(reason: StopReason) -> TurnState:
 
 @dataclass(frozen=True, slots=True)
 class TurnRequest:
-    """What was submitted; never changes. Times are epoch milliseconds of the store."""
+    """What was submitted; never changes. Times are epoch milliseconds of the store.
+
+    `parent` is the call of another turn's that this one answers, and `budget` what is left to that one (see `core/agent_tool.py`);
+    both are empty for a turn that somebody submitted.
+    """
 
     turn_id: str
     tenant: str
@@ -83,6 +87,9 @@ class TurnRequest:
     model: str = ""
     traceparent: str = ""
     snapshot: str = ""
+    webhook: str = ""
+    parent: dict[str, Any] = field(default_factory=dict)
+    budget: dict[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """A JSON object; `from_json` takes it back."""

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 
-from orchestration.core.errors import Misconfigured, ModelError
+from orchestration.core.errors import Misconfigured, ModelBusy, ModelError
 from orchestration.core.model import Delta, Message, Model, ModelFault, ModelReply, Sink, ToolDefinition
 from orchestration.models.calling import call_model, name_of
 
@@ -90,6 +90,9 @@ class Failover:
                     raise  # the caller's own, by way of its sink
                 if error.kind not in self._on:
                     raise
+                if isinstance(error, ModelBusy):  # nothing failed: only its limits leave no room
+                    failed.append(error)
+                    continue
                 self._rest(index, error)
                 _log.warning("%s failed (%s); %d more to ask", name_of(model), error.kind, len(order) - place - 1)
                 if showing is not None and showing.shown:
@@ -151,6 +154,8 @@ def _void(error: ModelError, *, others: bool) -> ModelError:
 def _all_failed(who: str, failed: Sequence[ModelError]) -> ModelError:
     if len(failed) == 1:
         return failed[0]
+    if all(isinstance(error, ModelBusy) for error in failed):
+        return min(failed, key=lambda error: error.retry_after_s or 0.0)
     hopeful = [error for error in failed if error.retryable]
     pauses = [error.retry_after_s for error in hopeful]
     known = [pause for pause in pauses if pause is not None]

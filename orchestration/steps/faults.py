@@ -7,6 +7,7 @@ import os
 import signal
 import time
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 
 from orchestration.actions.pass_on import pass_on
@@ -65,12 +66,18 @@ def pause_before(attempt: int, asked_for_s: float | None) -> float:
     return min(MAX_PAUSE_S, max(0.05, pause))
 
 
-def try_again(ports: Ports, claim: Claim, asked_for_s: float | None, *, void_tokens: bool = False) -> None:
-    """Give the step back; it becomes due again after a pause. Nothing sleeps for it."""
+def try_again(ports: Ports, claim: Claim, asked_for_s: float | None, *, void_tokens: bool = False, uncounted: bool = False) -> None:
+    """Give the step back; it becomes due again after a pause. Nothing sleeps for it. `uncounted` when nothing was tried."""
     step = claim.step
     frames = [frame(FrameKind.RETRY, step.turn_id, step.round)] if void_tokens else []
     pause_ms = round(pause_before(claim.attempt, asked_for_s) * 1000)
-    ports.journal.commit(step.tenant, step.turn_id, {"retry_in_ms": pause_ms, "frames": frames}, claim)
+    ports.journal.commit(step.tenant, step.turn_id, {"retry_in_ms": pause_ms, "frames": frames, "uncounted": uncounted}, claim)
+
+
+def wake(ports: Ports, steps: Sequence[StepId]) -> None:
+    """End the pause of steps that were given back, before its time."""
+    for step in steps:
+        pass_on(ports, ports.outbox.promote(step))
 
 
 def end_with_error(ports: Ports, claim: Claim, usage: Usage, code: str, detail: str, frames: list[str]) -> None:

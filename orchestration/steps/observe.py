@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from orchestration.core.call import CallResult, CallState
-from orchestration.core.conversation import NO_RESULT, round_entries
+from orchestration.core.conversation import NO_RESULT
 from orchestration.core.errors import StoreUnavailable
-from orchestration.core.ids import StepId, StepKind
+from orchestration.core.ids import StepId
 from orchestration.core.limits import Limits
+from orchestration.core.loop import after_round
 from orchestration.core.model import Usage
+from orchestration.core.round import NextRound
 from orchestration.core.safe_json import clean_text, dumps
-from orchestration.state.journal import Call, Claim, NotClaimed, RoundSoFar, TurnSoFar
+from orchestration.state.journal import Claim, NotClaimed, RoundSoFar, TurnSoFar
+from orchestration.steps.ending import round_log
 from orchestration.steps.faults import end_with_error, log_unexpected, reached, try_again
-from orchestration.steps.plan import next_plan, work
+from orchestration.steps.plan import end, go_on, work
 from orchestration.wiring import Ports
 
 
@@ -46,19 +47,10 @@ def observe(step: StepId, ports: Ports) -> str:
 
 def _commit(claim: Claim, turn: TurnSoFar, round_: RoundSoFar, ports: Ports) -> tuple[Claim, TurnSoFar] | None:
     step = claim.step
-    entries = round_entries(
-        step.turn_id,
-        step.round,
-        clean_text(round_.reply.content),
-        [(call.record.call_id, call.record.name, _arguments(call)) for call in round_.calls],
-        [call.result or CallResult(CallState.FAILED, NO_RESULT) for call in round_.calls],
-        clean_text(round_.reply.thinking),
-    )
-    following = StepId(step.tenant, step.turn_id, step.round + 1, StepKind.PLAN)
-    change = {"set": {"rounds": str(step.round)}, "log": [dumps(entry) for entry in entries], "claim": str(following)}
-    committed = ports.journal.commit(step.tenant, step.turn_id, change, claim)
-    return next_plan(claim, ports, committed, following, replace(turn, entries=[*turn.entries, *entries]))
-
-
-def _arguments(call: Call) -> str:
-    return dumps(call.record.arguments) if call.record.arguments is not None else call.record.raw_arguments
+    calls = [(call.record, call.result or CallResult(CallState.FAILED, NO_RESULT)) for call in round_.calls]
+    entries = round_log(step, round_.reply, calls)
+    change = {"set": {"rounds": str(step.round)}, "log": [dumps(entry) for entry in entries]}
+    following = after_round(clean_text(round_.reply.content), calls)
+    if isinstance(following, NextRound):
+        return go_on(claim, turn, ports, change, entries, following)
+    return end(claim, turn, ports, following, change, entries)

@@ -4,18 +4,23 @@ unless its tool is idempotent."""
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from orchestration.actions.pass_on import pass_on
 from orchestration.core.call import CallRecord, CallResult, CallState
 from orchestration.core.conversation import cut
-from orchestration.core.errors import StoreUnavailable
+from orchestration.core.errors import StoreUnavailable, TurnmillError
 from orchestration.core.frames import FrameKind, frame
 from orchestration.core.ids import StepId, StepKind
 from orchestration.core.loop import schema_faults, unknown_outcome
-from orchestration.core.safe_json import as_text, clean, dumps
-from orchestration.core.tool import Outcome, ToolAnswer, ToolQuery
+from orchestration.core.result_text import result_text
+from orchestration.core.safe_json import clean, dumps
+from orchestration.core.tool import Discover, Outcome, ToolAnswer, ToolQuery
 from orchestration.state.journal import Claim, NotClaimed, ToolWork
 from orchestration.steps.faults import log_unexpected, reached, try_again
+from orchestration.steps.hooks import asked_within, in_own_words
+from orchestration.steps.local import answer_here
+from orchestration.steps.nested import start_agent
 from orchestration.wiring import Ports
 
 #: Characters of one result that the journal keeps; what is beyond is counted, not stored.
@@ -44,29 +49,63 @@ def tool(step: StepId, ports: Ports) -> str:
         # this process slept past its lease: somebody else may have the call by now, so it is not asked from here
         try_again(ports, claim, 0.0)
         return "late"
+    reached("deadline_checked", step)
+    if work.record.agent or work.record.loop:
+        return _answered_by_us(claim, work, ports)
     try:
-        answer = _ask(claim, work, ports)
+        record = _served_now(work.record, ports)
+        refusal = _refusal(work, record)
+        answer = refusal or asked_within(claim, work, ports, lambda: _ask(claim, work, record, ports), lambda got: result_of(got, record))
     except Exception as error:
         # whether it was asked is not known any more
         log_unexpected(step, error)
-        answer = ToolAnswer(Outcome.UNKNOWN, code="internal_error")
+        refusal, answer = None, ToolAnswer(Outcome.UNKNOWN, code="internal_error")
     reached("asked", step)
     try:
-        return _commit(claim, work, answer, ports)
+        return _commit(claim, work, answer, ports, asked=refusal is None and answer.outcome is not Outcome.NOT_RUN)
     except StoreUnavailable:
         return "unavailable"
 
 
-def _ask(claim: Claim, work: ToolWork, ports: Ports) -> ToolAnswer:
-    record, principal = work.record, work.request.principal
-    arguments = work.approved_arguments if work.approved_arguments is not None else record.arguments or {}
-    faults = schema_faults(record.schema, arguments)
-    if faults:
-        return ToolAnswer(Outcome.FAILED, code="invalid_arguments", message="the arguments do not fit the tool's schema", details=faults)
+def _answered_by_us(claim: Claim, work: ToolWork, ports: Ports) -> str:
+    """A call that never reaches the mesh: an agent of ours answers it, or the loop itself, once a human agreed."""
+    try:
+        if work.record.agent:
+            return PARKED if start_agent(claim, work, ports) else "started"
+        return _record(claim, work, answer_here(work, claim.step.round, ports), ports, asked=True)
+    except StoreUnavailable:
+        return "unavailable"
+    except TurnmillError as error:
+        failed = CallResult(CallState.FAILED, dumps({"error": error.code, "message": str(error)}), error.code)
+        return _record(claim, work, failed, ports, asked=False)
+
+
+def _served_now(record: CallRecord, ports: Ports) -> CallRecord:
+    """The call as its owner serves it now: while it waited for a human, the owner may have changed the schema, or what it takes."""
+    if record.gate is None:
+        return record
+    found = next((spec for spec in ports.mesh.discover([Discover((record.prefix,))]) if spec.prefix == record.prefix), None)
+    return record if found is None else replace(record, schema=found.parameters, payload=found.payload)
+
+
+def _arguments(work: ToolWork) -> dict[str, object]:
+    return work.approved_arguments if work.approved_arguments is not None else work.record.arguments or {}
+
+
+def _refusal(work: ToolWork, record: CallRecord) -> ToolAnswer | None:
+    """Why the call is not asked, if it is not: its arguments must fit the schema under which it was asked, and today's."""
+    faults, why = schema_faults(work.record.schema, _arguments(work)), "the arguments do not fit the tool's schema"
+    if not faults:
+        faults, why = schema_faults(record.schema, _arguments(work)), "the tool's schema has changed while the call waited; it did not run"
+    return ToolAnswer(Outcome.FAILED, code="invalid_arguments", message=why, details=faults) if faults else None
+
+
+def _ask(claim: Claim, work: ToolWork, record: CallRecord, ports: Ports) -> ToolAnswer:
+    principal = work.request.principal
     return ports.mesh.ask(
         ToolQuery(
             prefix=record.prefix,
-            arguments=arguments,
+            arguments=_arguments(work),
             call_id=record.call_id,
             tenant=principal.tenant,
             sub=principal.sub,
@@ -79,12 +118,17 @@ def _ask(claim: Claim, work: ToolWork, ports: Ports) -> ToolAnswer:
     )
 
 
-def _commit(claim: Claim, work: ToolWork, answer: ToolAnswer, ports: Ports) -> str:
-    record, step = work.record, claim.step
+def _commit(claim: Claim, work: ToolWork, answer: ToolAnswer, ports: Ports, *, asked: bool) -> str:
+    record = work.record
     if _may_ask_again(answer, record) and claim.attempt < MAX_ATTEMPTS:
         try_again(ports, claim, None)
         return "again"
-    result = result_of(answer, record)
+    result = in_own_words(claim, work, ports, answer, result_of(answer, record))
+    return _record(claim, work, result, ports, asked=asked)
+
+
+def _record(claim: Claim, work: ToolWork, result: CallResult, ports: Ports, *, asked: bool) -> str:
+    record, step = work.record, claim.step
     shown = frame(
         FrameKind.TOOL_RESULT,
         step.turn_id,
@@ -95,7 +139,13 @@ def _commit(claim: Claim, work: ToolWork, answer: ToolAnswer, ports: Ports) -> s
         error=result.error,
     )
     change = {
-        "result": {"round": step.round, "index": step.index, "state": str(result.state), "content": dumps(result.as_json())},
+        "result": {
+            "round": step.round,
+            "index": step.index,
+            "state": str(result.state),
+            "content": dumps(result.as_json()),
+            "refused": not asked,
+        },
         "frames": [shown],
         "ring": ports.queue.ring([StepId(step.tenant, step.turn_id, step.round, StepKind.OBSERVE)]),
     }
@@ -118,7 +168,7 @@ def _may_ask_again(answer: ToolAnswer, record: CallRecord) -> bool:
 def result_of(answer: ToolAnswer, record: CallRecord) -> CallResult:
     """What the journal records and the model reads of an answer."""
     if answer.outcome is Outcome.COMPLETED:
-        return CallResult(CallState.COMPLETED, cut(as_text(answer.value), MAX_RESULT_CHARS))
+        return CallResult(CallState.COMPLETED, cut(result_text(answer.value), MAX_RESULT_CHARS))
     if answer.outcome is Outcome.UNKNOWN:
         unknown = unknown_outcome(record.name)
         cause = f" ({answer.code})" if answer.code else ""

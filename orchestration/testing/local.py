@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import fakeredis
@@ -22,8 +23,12 @@ from orchestration.core.agent import Agent
 from orchestration.core.frames import numbered
 from orchestration.core.ids import StepId, StepKind
 from orchestration.core.keys import matches
+from orchestration.core.outbound import Delivery
 from orchestration.core.principal import DEVELOPER, Principal
 from orchestration.core.tool import Discover, Outcome, Tool, ToolAnswer, ToolQuery, ToolSpec
+from orchestration.core.turn import StopReason
+from orchestration.core.webhook import Webhook
+from orchestration.models.scripted import ScriptEnded
 from orchestration.project import collect
 from orchestration.queue.names import QUEUES
 from orchestration.settings import Settings
@@ -34,6 +39,9 @@ from orchestration.steps.plan import plan
 from orchestration.steps.tool import tool as tool_step
 from orchestration.wiring import Ports, make_ports
 
+#: How often a run ends the pause of one step: what waits for longer waits for something that does not come by itself here.
+MAX_PAUSES = 50
+
 
 class LocalQueue:
     """The port `Queue` as a list of steps that wait to be run."""
@@ -41,6 +49,7 @@ class LocalQueue:
     def __init__(self) -> None:
         self.waiting: deque[StepId] = deque()
         self.sent: list[StepId] = []
+        self.outbound: deque[tuple[str, Delivery, int]] = deque()
 
     def send(self, steps: Sequence[StepId], *, headers: Sequence[int] | None = None, traceparent: str = "") -> None:
         self.waiting.extend(steps)
@@ -48,6 +57,9 @@ class LocalQueue:
 
     def ring(self, steps: Sequence[StepId]) -> dict[str, tuple[str, str]]:
         return {}
+
+    def send_outbound(self, tenant: str, delivery: Delivery, attempt: int) -> None:
+        self.outbound.append((tenant, delivery, attempt))
 
     def queue_name(self, kind: StepKind) -> str:
         return QUEUES[kind]
@@ -105,33 +117,79 @@ async def _awaited(value: Any) -> Any:
     return await value
 
 
-class LocalTurnmill:
-    """Agents and tools in this process. `run()` works off what waits; nothing happens by itself."""
+def _fake_store(settings: Settings) -> Store:
+    server = fakeredis.FakeServer()
+    return Store(settings, connect=lambda: fakeredis.FakeRedis(server=server, decode_responses=True))
 
-    def __init__(self, *declared: Agent | Tool[Any, Any], principal: Principal = DEVELOPER, **settings: Any) -> None:
-        server = fakeredis.FakeServer()
+
+class LocalTurnmill:
+    """Agents and tools in this process. `run()` works off what waits; nothing happens by itself.
+
+    Args:
+        declared: agents, tools and webhooks, as a module would declare them.
+        principal: who submits and decides, unless another is named.
+        settings: settings by name; with `redis_url` the journal is on that server, which should be empty.
+    """
+
+    def __init__(
+        self,
+        *declared: Agent | Tool[Any, Any] | Webhook,
+        principal: Principal = DEVELOPER,
+        on_approval_request: Callable[[dict[str, Any]], object] | None = None,
+        **settings: Any,
+    ) -> None:
         self.settings = Settings(**settings)
-        self.project = collect(declared, "this test")
+        self.project = replace(collect(declared, "this test"), on_approval_request=on_approval_request)
         self.queue = LocalQueue()
         self.mesh = LocalMesh(list(self.project.tools.values()))
-        store = Store(self.settings, connect=lambda: fakeredis.FakeRedis(server=server, decode_responses=True))
+        store = Store(self.settings) if "redis_url" in settings else _fake_store(self.settings)
         self.ports: Ports = make_ports(self.settings, self.project, store, self.queue, self.mesh)
         self.ports.lease.register()
         self.principal = principal
+        self._submitted: list[str] = []
 
     def submit(self, agent: str, input: str | list[dict[str, Any]], **more: Any) -> submit.Submitted:
         """Submit a turn; see `Submission` for what may be given. It runs at the next `run()`."""
-        return submit.submit(self.ports, submit.Submission(agent, input, more.pop("principal", self.principal), **more))
+        submitted = submit.submit(self.ports, submit.Submission(agent, input, more.pop("principal", self.principal), **more))
+        self._submitted.append(submitted.turn_id)
+        return submitted
 
     def run(self) -> None:
-        """Run steps until none waits; the end of a round with an approval is delivered as its chord's body would be."""
+        """Run steps until none waits, with what a deployment does by itself: chords are closed, pauses before another attempt are over
+        at once, and the turns of agents whose caller was cancelled end. Deadlines and expiries come only when their time has.
+
+        Raises:
+            ScriptEnded: a scripted model was asked for more than its script has.
+        """
+        paused: Counter[str] = Counter()
         while True:
             while self.queue.waiting:
                 self.run_one(self.queue.waiting.popleft())
             undelivered = [StepId.parse(str(name)) for name in self.ports.store.client.zrange("tm:sent:plan", 0, -1)]
             self.queue.waiting.extend(step for step in undelivered if step.kind is StepKind.OBSERVE)
+            for entry in map(str, self.ports.store.client.zrange("tm:due", 0, -1)):
+                self._due(entry, paused)
             if not self.queue.waiting:
-                return
+                break
+        self._complain()
+
+    def _due(self, entry: str, paused: Counter[str]) -> None:
+        kind, _, name = entry.partition(":")
+        if kind == "step" and paused[entry] < MAX_PAUSES:
+            paused[entry] += 1
+            self.queue.send(self.ports.outbox.promote(StepId.parse(name)))
+        elif kind == "cancel":
+            tenant, _, turn_id = name.partition("/")
+            cancel.end_now(self.ports, tenant, turn_id, StopReason.CANCELLED)
+            self.ports.store.client.zrem("tm:due", entry)
+
+    def _complain(self) -> None:
+        """Raise what a test of an agent should not pass over: the mistakes of its script."""
+        for turn_id in self._submitted:
+            error = self.ports.conversations.fields(self.principal.tenant, turn_id, "error")[0] or ""
+            if ScriptEnded.__name__ in error:
+                self._submitted.remove(turn_id)
+                raise ScriptEnded(json.loads(error)["detail"])
 
     def run_one(self, step: StepId) -> str:
         """Run one step, as its task would; a step may be given any number of times."""
@@ -167,7 +225,9 @@ class LocalTurnmill:
         """Cancel a turn."""
         return cancel.cancel_turn(self.ports, self.principal, turn_id)
 
-    def frames(self, conversation_id: str) -> list[dict[str, Any]]:
-        """All frames of a conversation so far, in order."""
+    def frames(self, conversation_id: str, turn_id: str = "") -> list[dict[str, Any]]:
+        """All frames of a conversation so far, in order; those of one turn, if it is named."""
+        if turn_id:
+            return [one for one in self.frames(conversation_id) if one["turn_id"] == turn_id]
         stored: Any = self.ports.store.client.xrange(f"{conversation_key(self.principal.tenant, conversation_id)}:frames")
         return [json.loads(numbered(int(id_.split("-")[0]), fields["f"])) for id_, fields in stored]

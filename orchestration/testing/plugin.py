@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from orchestration.testing.local import LocalTurnmill
     from orchestration.testing.servers import RedisServer
     from orchestration.testing.stack import Stack
 
@@ -25,6 +26,17 @@ def turnmill_redis() -> Iterator[RedisServer]:
 
     with redis_server() as server:
         yield server
+
+
+@pytest.fixture
+def turnmill() -> Callable[..., LocalTurnmill]:
+    """Makes a whole Turnmill in the test process, without any service: `here = turnmill(Agent(…), add); here.ask("support", "hi")`.
+
+    It takes what `LocalTurnmill` takes: agents, tools and webhooks, then settings by name.
+    """
+    from orchestration.testing.local import LocalTurnmill
+
+    return LocalTurnmill
 
 
 @pytest.fixture

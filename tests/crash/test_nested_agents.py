@@ -55,9 +55,9 @@ def test_an_approval_of_the_nested_agent_outlives_every_worker(here: Deployment,
     first = here.worker()
     turn = submit(here, name, [[("pay", {"key": name})]])
     here.until(lambda: here.turn(turn)["state"] == "waiting", "both turns to wait")
+    approval = here.waiting_approval(child_of(here, turn))
     first.kill()
     here.stack["control"].kill()
-    approval = here.waiting_approval()
     assert here.decide(approval["approval_id"]).status_code == 200
     here.stack["control"].start().wait_ready()
     here.worker()

@@ -1,0 +1,164 @@
+"""One request to a model: which tools and which messages it carries, the shorter view of a conversation that has grown too long,
+and what the answer cost."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+from orchestration.core.agent import Agent
+from orchestration.core.catalogue import Catalogue, catalogue_of, of_wishes
+from orchestration.core.compaction import View, after_overflow, checked, due, overflow_part, size_of, trimmed
+from orchestration.core.conversation import Entry
+from orchestration.core.errors import CompactionError, Fenced, Misconfigured, ModelError
+from orchestration.core.frames import FrameKind, frame
+from orchestration.core.limits import Budget, Limits, Spent, price_of
+from orchestration.core.local_calls import loaded_so_far
+from orchestration.core.model import Message, Model, ModelFault, ModelReply
+from orchestration.core.round import is_closing
+from orchestration.core.safe_json import clean
+from orchestration.core.tool import Discover, ToolSpec, attached_tools, owned
+from orchestration.core.turn import TurnRequest
+from orchestration.models.calling import call_model
+from orchestration.models.loop_thread import loop_thread
+from orchestration.state.journal import Claim, TurnSoFar
+from orchestration.steps.token_frames import TokenFrames
+from orchestration.wiring import Ports
+
+log = logging.getLogger("turnmill.steps")
+
+
+def limits_of(agent: Agent, request: TurnRequest) -> Limits:
+    """The agent's limits, within what is left to the turn that asked it, if one did."""
+    return agent.limits.within(Budget(**request.budget)) if request.budget else agent.limits
+
+
+def model_of(agent: Agent, request: TurnRequest) -> Model:
+    """The model to be asked. What a submission chose is for the agent that it was addressed to; another one may not know it."""
+    known = request.agent == agent.name or request.model in agent.models
+    return agent.model_named(request.model if known else "")
+
+
+def round_catalogue(agent: Agent, request: TurnRequest, ports: Ports, round_: int, entries: Sequence[Entry] = ()) -> Catalogue:
+    """The round's tools: the agent's own, those that discovery finds now, those attached to this turn. With deferred loading, the
+    log's `entries` tell which of them the conversation has loaded.
+
+    Raises:
+        CatalogueError: two tools would have one name.
+    """
+    described = {name: other.description for name, other in ports.project.agents.items()}
+    if is_closing(agent, limits_of(agent, request), round_):
+        return catalogue_of(agent, (), closing=True)
+    attached = attached_tools(request.tools)
+    wishes = [*agent.discoveries(), *(Discover((spec.prefix,)) for spec in attached)]
+    found = ports.mesh.discover(wishes) if wishes else []
+    owners = {spec.prefix: spec for spec in found}
+    declared = [_described(spec, described) for spec in agent.known_tools()]
+    declared += [owned(spec, owners.get(spec.prefix)) for spec in attached]
+    loaded = loaded_so_far(entries) if agent.tool_loading == "deferred" else ()
+    return catalogue_of(agent, declared, of_wishes(agent.discoveries(), found), loaded=loaded, described=described)
+
+
+def _described(spec: ToolSpec, described: dict[str, str]) -> ToolSpec:
+    if not spec.agent or spec.description:
+        return spec
+    return replace(spec, description=described.get(spec.agent) or f"Ask the agent {spec.agent}.")
+
+
+def ask(
+    claim: Claim, turn: TurnSoFar, agent: Agent, catalogue: Catalogue, ports: Ports, tokens: TokenFrames
+) -> tuple[ModelReply, TurnSoFar]:
+    """The model's reply, and the turn with the view of its conversation that the model was sent.
+
+    A compaction that is due comes first. When the model says that the messages are too long, they are made shorter and it is
+    asked once more.
+
+    Raises:
+        ModelError: the model did not answer.
+        CompactionError: the compactor returned what cannot be sent; the model was not asked.
+        Fenced: the step is no longer ours.
+    """
+    upto = due(
+        turn.entries,
+        turn.view,
+        compact_after=agent.compact_after,
+        keep_rounds=agent.keep_recent_rounds,
+        last_input_tokens=turn.last_input_tokens,
+    )
+    if upto:
+        turn = _keep(claim, turn, _compacted(turn, agent, upto), ports, agent.limits.max_tool_result_chars)
+    try:
+        return _complete(turn, agent, catalogue, tokens), turn
+    except ModelError as error:
+        if error.kind != ModelFault.CONTEXT_OVERFLOW:
+            raise
+    tokens.void()
+    most = agent.limits.max_tool_result_chars
+    before = size_of(turn.view.over(turn.entries, max_result_chars=most))
+    view = _compacted(turn, agent, overflow_part(turn.entries, turn.view, agent.keep_recent_rounds))
+    turn = _keep(claim, turn, after_overflow(turn.entries, view, size_before=before, max_result_chars=most), ports, most)
+    return _complete(turn, agent, catalogue, tokens), turn
+
+
+def _complete(turn: TurnSoFar, agent: Agent, catalogue: Catalogue, tokens: TokenFrames) -> ModelReply:
+    system = "\n\n".join(part for part in (agent.system, turn.request.brief) if part)
+    shown = trimmed(turn.view.over(turn.entries, max_result_chars=agent.limits.max_tool_result_chars), agent.max_history_messages)
+    sent: list[Message] = [{"role": "system", "content": system}, *shown] if system else shown
+    return call_model(model_of(agent, turn.request), sent, tools=list(catalogue.definitions) or None, sink=tokens)
+
+
+def _compacted(turn: TurnSoFar, agent: Agent, upto: int) -> View:
+    """The view of the log up to entry `upto` that the agent's compactor makes."""
+    older = [*turn.view.messages, *turn.view.rest(turn.entries, upto, max_result_chars=agent.limits.max_tool_result_chars)]
+    if not older:
+        return turn.view
+    compact: Any = getattr(agent.compactor, "compact", agent.compactor)
+    try:
+        made = compact(cast("list[Message]", clean(older)))  # a copy: it may do with it what it likes
+        if inspect.isawaitable(made):
+            made = loop_thread.submit(made).result()
+    except (ModelError, CompactionError):
+        raise
+    except Exception as error:
+        raise CompactionError(f"the compactor raised {type(error).__name__}; nothing was sent") from error
+    return View(upto, checked(made), turn.view.max_result_chars)
+
+
+def _keep(claim: Claim, turn: TurnSoFar, view: View, ports: Ports, most: int | None) -> TurnSoFar:
+    """Keep the view with the conversation before anything is sent of it, so that a step done again finds it."""
+    sizes = [size_of(one.over(turn.entries, max_result_chars=most)) for one in (turn.view, view)]
+    told = frame(FrameKind.COMPACTED, claim.step.turn_id, claim.step.round, chars_before=sizes[0], chars_after=sizes[1])
+    if not ports.journal.keep_view(claim, view, [told]):
+        raise Fenced(f"step {claim.step.task_id} was passed on, or its turn has ended")
+    return replace(turn, view=view)
+
+
+def spent_on(reply: ModelReply, agent: Agent, request: TurnRequest, ports: Ports) -> Spent:
+    """What one model call used.
+
+    Raises:
+        Misconfigured: the agent bounds the cost, and the settings have no price for the model.
+    """
+    price = price_of(ports.settings.price_list, _priced_names(agent, request, reply.model))
+    if price is None and limits_of(agent, request).needs_price:
+        raise Misconfigured(f"agent {agent.name!r} has a max_cost, but TURNMILL_PRICES has no price for its model; the turn ends here")
+    usage = reply.usage
+    return Spent(1, 0, usage.input_tokens, usage.output_tokens, price.cost_micros(usage) if price else 0)
+
+
+def check_price(agent: Agent, request: TurnRequest, ports: Ports) -> None:
+    """Refuse to ask a model whose cost is bounded and not known; raises Misconfigured as `spent_on` does.
+
+    Of several models in a row the one that answers is known only afterwards."""
+    model: Any = model_of(agent, request)
+    if limits_of(agent, request).needs_price and not getattr(model, "models", None):
+        spent_on(ModelReply(), agent, request, ports)
+
+
+def _priced_names(agent: Agent, request: TurnRequest, answered: str) -> Sequence[str]:
+    model: Any = model_of(agent, request)
+    names = (answered, request.model, getattr(model, "model", ""))
+    return [name for name in names if isinstance(name, str) and name]
