@@ -244,11 +244,28 @@ def _names_like(name: str, catalogue: Mapping[str, ToolSpec]) -> dict[str, Any]:
     return named | ({"tools": sorted(catalogue)} if len(catalogue) <= MAX_NAMES else {})
 
 
+#: Validators of the schemas seen last, each kept with its schema so that the id stays its own.
+_VALIDATORS: dict[int, tuple[dict[str, object], Draft202012Validator]] = {}
+_MAX_VALIDATORS = 500
+
+
+def _validator(schema: dict[str, object]) -> Draft202012Validator:
+    """The validator of `schema`; making one costs more than using it, and a catalogue's schemas stay the same objects."""
+    known = _VALIDATORS.get(id(schema))
+    if known is not None and known[0] is schema:
+        return known[1]
+    made = Draft202012Validator(schema)
+    if len(_VALIDATORS) >= _MAX_VALIDATORS:
+        _VALIDATORS.clear()
+    _VALIDATORS[id(schema)] = (schema, made)
+    return made
+
+
 def schema_faults(schema: dict[str, object], arguments: dict[str, object]) -> list[dict[str, object]]:
     """Where and how `arguments` break a JSON schema; empty when they fit. A schema that is broken itself refuses
     nothing: its owner checks again."""
     try:
-        found = list(Draft202012Validator(schema).iter_errors(arguments))
+        found = list(_validator(schema).iter_errors(arguments))
     except (SchemaError, ValidationError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return []
     except Exception:  # referencing raises classes of its own for references that lead nowhere

@@ -9,11 +9,12 @@ from __future__ import annotations
 import inspect
 import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import lru_cache
 from pathlib import PurePath
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, cast
 
 from orchestration.core.errors import ModelError
 from orchestration.core.model import Delta, Message, Model, ModelFault, ModelReply, Sink, ToolDefinition
@@ -115,8 +116,18 @@ def _wait(future: Future[Any], relay: _Relay | None) -> Any:
 
 
 def _takes_sink(model: Model) -> bool:
+    complete = model.complete
+    function = getattr(complete, "__func__", complete)
     try:
-        return "sink" in inspect.signature(model.complete).parameters
+        return _has_sink(function)
+    except TypeError:  # a callable that cannot be remembered
+        return _has_sink.__wrapped__(function)
+
+
+@lru_cache(maxsize=256)
+def _has_sink(function: object) -> bool:
+    try:
+        return "sink" in inspect.signature(cast(Callable[..., Any], function)).parameters
     except (TypeError, ValueError):
         return False
 

@@ -93,7 +93,12 @@ def _arguments(work: ToolWork) -> dict[str, object]:
 
 
 def _refusal(work: ToolWork, record: CallRecord) -> ToolAnswer | None:
-    """Why the call is not asked, if it is not: its arguments must fit the schema under which it was asked, and today's."""
+    """Why the call is not asked, if it is not: its arguments must fit the schema under which it was asked, and today's.
+
+    A call without a gate was checked when its round was opened, a moment ago.
+    """
+    if record.gate is None:
+        return None
     faults, why = schema_faults(work.record.schema, _arguments(work)), "the arguments do not fit the tool's schema"
     if not faults:
         faults, why = schema_faults(record.schema, _arguments(work)), "the tool's schema has changed while the call waited; it did not run"
