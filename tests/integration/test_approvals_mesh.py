@@ -91,8 +91,15 @@ def listed(node: Callable[..., Any], **more: Any) -> list[dict[str, Any]]:
     return found
 
 
+def asked(node: Callable[..., Any], deployment: Deployment) -> str:
+    """A new request, once the node has found its way to whoever serves the keys."""
+    id_ = deployment.ask()
+    until(lambda: id_ in [one["id"] for one in listed(node, token=deployment.keys["ann"])])
+    return id_
+
+
 def test_an_istos_node_sees_each_request_once_although_two_of_ours_stand_by(node: Callable[..., Any], deployment: Deployment) -> None:
-    ids = [deployment.ask() for _ in range(3)]
+    ids = [asked(node, deployment) for _ in range(3)]
     found = until(lambda: listed(node, token=deployment.keys["ann"]))
     assert [one["id"] for one in found] == ids, "each once, oldest first"
     one = found[0]
@@ -104,7 +111,7 @@ def test_an_istos_node_sees_each_request_once_although_two_of_ours_stand_by(node
 
 
 def test_an_istos_node_decides_as_whoever_its_token_stands_for(node: Callable[..., Any], deployment: Deployment) -> None:
-    id_ = deployment.ask()
+    id_ = asked(node, deployment)
     settled = node(lambda app: decide_approval(app, id_, approved=True, by="somebody else", note="fine", token=deployment.keys["ann"]))
     assert (settled["state"], settled["decided_by"], settled["note"]) == ("approved", "ann", "fine")
     again = node(lambda app: decide_approval(app, id_, approved=False, token=deployment.keys["ann"]))
@@ -115,14 +122,14 @@ def test_an_istos_node_decides_as_whoever_its_token_stands_for(node: Callable[..
 
 def test_anything_but_an_explicit_yes_denies(node: Callable[..., Any], deployment: Deployment) -> None:
     for word, state in (("yes", "approved"), ("TRUE", "approved"), ("maybe", "denied"), ("", "denied")):
-        id_ = deployment.ask()
+        id_ = asked(node, deployment)
         assert (
             node(lambda app, id_=id_, word=word: decide_approval(app, id_, approved=word, token=deployment.keys["ann"]))["state"] == state
         )
 
 
 def test_without_a_token_or_with_anothers_nothing_is_listed_or_decided(node: Callable[..., Any], deployment: Deployment) -> None:
-    id_ = deployment.ask()
+    id_ = asked(node, deployment)
     for more in ({}, {"token": "nobody's"}, {"token": deployment.keys["eve"]}, {"token": deployment.keys["decider"]}):
         assert listed(node, **more) == []
     for more in ({}, {"token": "nobody's"}, {"token": deployment.keys["eve"]}):
@@ -137,7 +144,7 @@ def test_without_a_token_or_with_anothers_nothing_is_listed_or_decided(node: Cal
 
 
 def test_edited_arguments_travel_over_the_mesh_and_pass_the_schema(hub: Hub, node: Callable[..., Any], deployment: Deployment) -> None:
-    id_ = deployment.ask()
+    id_ = asked(node, deployment)
     for wrong in ("[1]", "{", json.dumps({"order_id": "o-42", "amount": "much"})):
         with pytest.raises(IstosError) as refused:
             node(
@@ -158,7 +165,7 @@ def test_edited_arguments_travel_over_the_mesh_and_pass_the_schema(hub: Hub, nod
 
 
 def test_another_process_takes_over_when_the_one_that_answers_dies(node: Callable[..., Any], deployment: Deployment) -> None:
-    id_ = deployment.ask()
+    id_ = asked(node, deployment)
     [first] = deployment.serving
     other = next(member for member in deployment.members if member is not first)
     first._stopping.set()  # its thread ends without a word, as in a process that is killed
@@ -170,7 +177,7 @@ def test_another_process_takes_over_when_the_one_that_answers_dies(node: Callabl
 
 
 def test_a_process_that_slept_past_its_leadership_stays_silent(node: Callable[..., Any], deployment: Deployment) -> None:
-    deployment.ask()
+    asked(node, deployment)
     [first] = deployment.serving
     other = next(member for member in deployment.members if member is not first)
     first._stopping.set()  # it does not renew, and its keys stay declared
@@ -183,7 +190,7 @@ def test_a_process_that_slept_past_its_leadership_stays_silent(node: Callable[..
 
 
 def test_what_is_no_query_of_ours_breaks_nothing(hub: Hub, node: Callable[..., Any], deployment: Deployment) -> None:
-    id_ = deployment.ask()
+    id_ = asked(node, deployment)
     peer = MeshSession(settings_for(hub.endpoint))
     try:
         session = peer.opened(20)
