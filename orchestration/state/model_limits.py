@@ -1,4 +1,5 @@
-"""Limits of models across all workers, counted in Redis. The scripts `model_take.lua` and `model_give.lua` decide; this gives them types."""
+"""Limits of models across all workers, counted in Redis. The scripts `model_take.lua` and `model_give.lua` decide;
+this gives them types."""
 
 from __future__ import annotations
 

@@ -87,7 +87,6 @@ class Deployment:
             time.sleep(0.02)
         return found
 
-
     def forget_workers(self) -> None:
         """Kill the workers that the test started, and wait until nobody holds a step of theirs."""
         for name in self.stack.names():

@@ -1,4 +1,5 @@
-"""What must go on whatever else happens: recovery without a single process that it depends on, and decisions and ends while every worker is busy."""
+"""What must go on whatever else happens: recovery without a single process that it depends on, and decisions and ends
+while every worker is busy."""
 
 from __future__ import annotations
 
