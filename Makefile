@@ -29,7 +29,7 @@ dev: $(STAMP) ## run everything and keep it, with Flower, reloading the agents o
 	@$(BIN)/turnmill dev --model-server examples.model_server
 
 test: $(STAMP) ## run all tests; they start the servers that they need
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 test-fast: $(STAMP) ## run the unit tests: no server, no process, seconds
 	$(BIN)/python -m pytest tests/unit
@@ -42,8 +42,8 @@ lint: $(STAMP) ## check style, formatting and types
 bench: $(STAMP) ## measure; ratios against something in the same run
 	$(BIN)/python -m benchmarks
 
-chaos: $(STAMP) ## kill processes at random from a printed seed and check the ledger
-	$(BIN)/python -m pytest tests/chaos
+chaos: $(STAMP) ## kill processes at random from a printed seed for 5 minutes (TURNMILL_CHAOS_S=…) and check the books
+	TURNMILL_CHAOS_S=$${TURNMILL_CHAOS_S:-300} $(BIN)/python -m pytest tests/chaos
 
 docs: $(STAMP) ## make docs/settings.md from the settings
 	$(BIN)/python -m docs.settings_page

@@ -19,14 +19,24 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
-from gateway import agents, approvals, conversations, health, problems, turns
-from gateway.auth import Door, served_hosts
+from gateway import agents, approvals, channels, conversations, health, links, metrics, openai, problems, tickets, turns
+from gateway.auth import Door
 from gateway.bodies import Bodies
+from gateway.console import page as console
+from gateway.cross_origin import cross_origin
 from gateway.envelope import Envelope
+from gateway.loopback import served_hosts
+from gateway.metrics import Meters
 from gateway.parts import Pace, Parts
+from gateway.proxies import Proxies
+from gateway.rates import Brake
+from gateway.startup import ClearStart, keep_queries_out_of_logs, refuse_to_start
 from gateway.webhooks import routes as webhooks
+from orchestration.core.errors import Misconfigured, StoreUnavailable
 from orchestration.settings import Settings, load_settings
+from orchestration.state.checks import check_store
 from orchestration.state.frame_hub import FrameHub
+from orchestration.state.rates import Rates
 from orchestration.wiring import Ports, open_ports
 
 log = logging.getLogger(__name__)
@@ -39,18 +49,26 @@ def create_app(settings: Settings, *, ports: Callable[[Settings], Ports] = open_
         ports: opens what the routes work with when the server starts; tests give their own.
         pace: times of streams.
 
-    Raises, when the server starts:
-        Misconfigured: a setting, the agents' module or a webhook is wrong, or it would serve strangers without keys.
+    Raises:
+        Misconfigured: a setting is wrong; or, when the server starts, the agents' module or a webhook is, Redis would throw turns away,
+            or strangers would be served without keys.
     """
+    proxies = Proxies(settings)
+    meters = Meters()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        keep_queries_out_of_logs()
         opened = await run_in_threadpool(ports, settings)
         served_on = served_hosts(sys.argv, os.environ)
         door = await run_in_threadpool(lambda: Door(settings, opened.store, served_on=served_on))
+        await run_in_threadpool(_check, opened)
         hooks = webhooks.open_hooks(opened.project.webhooks, os.environ)
         hub = FrameHub(settings.redis_url)
-        app.state.parts = Parts(opened, hub, door, hooks, pace or Pace())
+        brake = Brake(Rates(opened.store, per_s=settings.rate_per_s, burst=settings.rate_burst))
+        app.state.parts = Parts(opened, hub, door, brake, hooks, proxies, meters, pace or Pace())
+        meters.watch("turnmill_gateway_watchers", "open watches of frames", lambda: hub.watching)
+        meters.watch("turnmill_gateway_conversations_watched", "conversations that somebody watches", lambda: hub.channels)
         await hub.start()
         try:
             with _stopping_at_signals(hub.stop):
@@ -69,12 +87,22 @@ def create_app(settings: Settings, *, ports: Callable[[Settings], Ports] = open_
         responses=problems.DOCUMENTED,
         lifespan=lifespan,
     )
-    for routes in (turns, conversations, approvals, agents, webhooks, health):
+    for routes in (turns, conversations, approvals, links, agents, channels, tickets, openai, webhooks, health, metrics, console):
         app.include_router(routes.router)
     problems.install(app)
+    # The last one added is the outermost.
     app.add_middleware(Bodies, max_bytes=settings.max_body_bytes)
-    app.add_middleware(Envelope)
+    cross_origin(app, settings.cors_origins)
+    app.add_middleware(Envelope, meters=meters, secure=proxies.secure)
+    app.add_middleware(ClearStart)
     return app
+
+
+def _check(ports: Ports) -> None:
+    try:
+        check_store(ports.store)
+    except StoreUnavailable as error:
+        log.warning("%s; it is looked at when somebody asks whether this gateway is ready", error)
 
 
 @contextmanager
@@ -116,7 +144,11 @@ def _close(ports: Ports) -> None:
 
 def __getattr__(name: str) -> Any:
     if name == "app":
-        app = create_app(load_settings())
+        try:
+            app = create_app(load_settings())
+        except Misconfigured as error:
+            # Whoever asks for this name is a server that starts, and its operator reads one line better than a traceback.
+            refuse_to_start(error)
         globals()["app"] = app
         return app
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

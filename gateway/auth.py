@@ -1,220 +1,147 @@
-"""Who is asking: API keys of the settings and of the store, and the development principal where no key exists and only loopback is served.
+"""Who comes in: the caller behind a token or a ticket, or the development principal where nobody has a token and only loopback is served.
 
-What a principal may do is checked here per route (scopes) and in the actions (roles). A key is compared by its hash, and no log has it.
+Whose a token is, `orchestration/identity/` says. What a principal may do is checked here per route (scopes) and in the actions (roles).
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-import ipaddress
 import json
 import logging
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated
-from urllib.parse import urlsplit
 
-from fastapi import Depends, Request
+from fastapi import Depends, Query, Request
 from fastapi.security import HTTPBearer
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from starlette.requests import HTTPConnection
 
-from gateway.parts import GatewayParts
+from gateway.loopback import is_loopback, not_local
+from gateway.parts import GatewayParts, Parts
 from orchestration.core.errors import Misconfigured, Unauthorized
-from orchestration.core.ids import ID_PATTERN
 from orchestration.core.principal import DEVELOPER, Principal, Scope
+from orchestration.core.safe_json import dumps
+from orchestration.identity.callers import Caller, Callers
 from orchestration.settings import Settings
-from orchestration.state.api_keys import find_key, list_keys
-from orchestration.state.store import Store, translated
+from orchestration.state.store import Store
+from orchestration.state.tickets import MAX_CHARS, Tickets
 
 log = logging.getLogger(__name__)
 
-#: A longer bearer token is nobody's and is not looked up.
-MAX_TOKEN_CHARS = 8192
-
-#: Seconds for which it is believed that the store has keys, or none at all.
-KEYS_SEEN_S = 5.0
-
-#: Tells whose token this is; None when it is not one that this verifier knows. May raise Unauthorized for one that no longer holds.
-Verifier = Callable[[str], Principal | None]
-
-
-class _KeyEntry(BaseModel):
-    model_config = ConfigDict(extra="forbid", hide_input_in_errors=True)
-
-    key: str = Field(min_length=16, max_length=MAX_TOKEN_CHARS)
-    sub: str = Field(min_length=1, max_length=200)
-    tenant: str = Field(pattern=ID_PATTERN)
-    scopes: tuple[Scope, ...] = Field(min_length=1)
-    roles: tuple[str, ...] = ()
-
 
 class Door:
-    """Lets requests in: by a key where there are keys, else only from this machine.
+    """Lets requests in: by a token where anybody has one, else only from this machine.
 
     Args:
         served_on: addresses that the server was told to listen on, as far as they can be known.
 
     Raises:
-        Misconfigured: no key is configured or stored, and an address is not loopback; or the keys in the settings cannot be read.
+        Misconfigured: nobody has a token, and an address is not loopback; or the keys in the settings cannot be read.
         StoreUnavailable: whether keys are stored must be known and cannot be.
     """
 
     def __init__(self, settings: Settings, store: Store, *, served_on: Sequence[str] = ()) -> None:
-        configured = _configured_keys(settings.api_keys.get_secret_value())
-        self._store = store
-        self._has_configured_keys = bool(configured)
-        self._keys_seen = (False, 0.0)
-        # A verifier of signed tokens (JWT) is one more entry here; its setting then counts as "keys exist" in `_keys_exist`.
-        self._verifiers: tuple[Verifier, ...] = (_in(configured), self._stored)
+        self._callers = Callers(settings, store)
+        self._tickets = Tickets(store)
         outside = [host for host in (settings.host, *served_on) if not is_loopback(host)]
-        if outside and not self._keys_exist():
-            remedy = "make a key (turnmill keys create) or set TURNMILL_API_KEYS"
+        if outside and not self._callers.exist():
+            remedy = "make a key (turnmill keys create), or set TURNMILL_API_KEYS, TURNMILL_JWT_SECRET or TURNMILL_JWT_JWKS"
             raise Misconfigured(f"without API keys the gateway serves loopback only, not {outside[0]!r}; {remedy}")
-        if not outside and not self._has_configured_keys:
+        if not outside and not self._callers.configured:
             log.warning("no API key in the settings: unless keys are stored, whoever reaches this machine's loopback is %r", DEVELOPER.sub)
 
-    def principal(self, request: Request) -> Principal:
-        """Who sent this request.
+    def caller(self, connection: HTTPConnection, ticket: str | None = None) -> Caller:
+        """Who sent this request; a `ticket` counts where there is no Authorization header, and is used up by it.
 
         Raises:
-            Unauthorized: a token that is nobody's, none where one is needed, or a request from elsewhere to a gateway without keys.
+            Unauthorized: a token or ticket is nobody's, one is needed and missing, or without keys the request comes from elsewhere.
+            StoreUnavailable: that cannot be known now.
         """
-        header = request.headers.get("authorization")
-        if header is None:
-            return self._without_token(request)
-        scheme, _, token = header.partition(" ")
-        token = token.strip()
-        if scheme.lower() != "bearer" or not 0 < len(token) <= MAX_TOKEN_CHARS:
-            raise Unauthorized("the Authorization header is no bearer token")
-        for verify in self._verifiers:
-            found = verify(token)
-            if found is not None:
-                return found
-        raise Unauthorized("the token is not known")
-
-    def _without_token(self, request: Request) -> Principal:
-        if self._keys_exist():
-            raise Unauthorized("this needs an API key: Authorization: Bearer …")
-        stranger = _not_local(request)
+        header = connection.headers.get("authorization")
+        if header is not None:
+            scheme, _, token = header.partition(" ")
+            if scheme.lower() != "bearer" or not token.strip():
+                raise Unauthorized("the Authorization header is no bearer token")
+            return self._callers.identify(token.strip())
+        if ticket is not None:
+            return self._redeemed(ticket)
+        if self._callers.exist():
+            raise Unauthorized("this needs a token: Authorization: Bearer …")
+        stranger = not_local(connection)
         if stranger:
             raise Unauthorized(f"without API keys only this machine is served, and {stranger}")
-        return DEVELOPER
+        return Caller(DEVELOPER)
 
-    def _keys_exist(self) -> bool:
-        if self._has_configured_keys:
-            return True
-        stored, believed_until = self._keys_seen
-        if time.monotonic() >= believed_until:
-            with translated():
-                stored = bool(list_keys(self._store.client))
-            self._keys_seen = (stored, time.monotonic() + KEYS_SEEN_S)
-        return stored
+    def issue_ticket(self, caller: Caller) -> tuple[str, str]:
+        """A ticket for a browser of this caller's, and until when it is good. Raises StoreUnavailable."""
+        return self._tickets.issue(dumps(caller.as_json()))
 
-    def _stored(self, token: str) -> Principal | None:
-        with translated():
-            return find_key(self._store.client, token)
+    def still(self, caller: Caller) -> bool:
+        """Whether what a caller came in with still holds. Raises StoreUnavailable when that cannot be known now."""
+        return self._callers.still(caller)
 
-
-def _configured_keys(text: str) -> dict[bytes, Principal]:
-    if not text.strip():
-        return {}
-    try:
-        entries = TypeAdapter(list[_KeyEntry]).validate_python(json.loads(text))
-    except json.JSONDecodeError:
-        raise Misconfigured("TURNMILL_API_KEYS: a JSON list was expected") from None
-    except ValidationError as error:
-        found = error.errors(include_input=False, include_url=False, include_context=False)
-        where = "; ".join(f"{'.'.join(str(part) for part in one['loc'])}: {one['msg']}" for one in found)
-        raise Misconfigured(f"TURNMILL_API_KEYS: {where}") from None
-    return {
-        hashlib.sha256(entry.key.encode("utf-8", "replace")).digest(): Principal(
-            entry.sub, entry.tenant, entry.roles, tuple(str(scope) for scope in entry.scopes)
-        )
-        for entry in entries
-    }
+    def _redeemed(self, ticket: str) -> Caller:
+        known = self._tickets.redeem(ticket)
+        if known is None:
+            raise Unauthorized("the ticket is unknown, used or older than a minute; POST /v1/tickets gives another")
+        caller = Caller.from_json(json.loads(known))
+        if not self._callers.still(caller):
+            raise Unauthorized("whoever got this ticket has lost access since")
+        return caller
 
 
-def _in(configured: Mapping[bytes, Principal]) -> Verifier:
-    def verify(token: str) -> Principal | None:
-        digest = hashlib.sha256(token.encode("utf-8", "replace")).digest()
-        found = None
-        for known, principal in configured.items():
-            # All are compared, so that the time says nothing about which one was nearly right.
-            if hmac.compare_digest(known, digest):
-                found = principal
-        return found
-
-    return verify
+_bearer = HTTPBearer(auto_error=False, description="an API key or a JWT")
 
 
-def is_loopback(host: str) -> bool:
-    """Whether this address or host name is this machine's own."""
-    name = host.strip().strip("[]").rstrip(".").lower()
-    if name == "localhost" or name.endswith(".localhost"):
-        return True
-    try:
-        address = ipaddress.ip_address(name.partition("%")[0])
-    except ValueError:
-        return False
-    mapped = getattr(address, "ipv4_mapped", None)
-    return (mapped or address).is_loopback
+def admitted(parts: Parts, connection: HTTPConnection, *scopes: Scope, ticket: str | None = None) -> Caller:
+    """The caller of a request, who has all of `scopes` and has not asked too much.
+
+    Raises:
+        Unauthorized, Forbidden, RateLimited, StoreUnavailable
+    """
+    caller = parts.door.caller(connection, ticket)
+    parts.brake.take(caller, connection.scope)
+    for scope in scopes:
+        caller.principal.require(scope)
+    return caller
 
 
-def served_hosts(argv: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """The addresses that this process's server was told to listen on, as far as its command line and environment say."""
-    found = [environ["UVICORN_HOST"]] if environ.get("UVICORN_HOST") else []
-    for place, word in enumerate(argv):
-        name, equals, value = word.partition("=")
-        if name == "--host":
-            found.append(value if equals else "".join(argv[place + 1 : place + 2]))
-        elif name in ("-b", "--bind") and "gunicorn" in argv[0]:
-            address = value if equals else "".join(argv[place + 1 : place + 2])
-            found.append(address.rpartition(":")[0] or address)
-    return [host for host in found if host]
+# Not async, any of them: looking up a stored key asks Redis, which must not hold up the event loop.
 
 
-def _not_local(request: Request) -> str:
-    """Why this request may not come from this machine; empty when it does."""
-    client, server = request.scope.get("client"), request.scope.get("server")
-    if not client or not is_loopback(client[0]):
-        return "this request comes from elsewhere"
-    if server and server[1] is not None and not is_loopback(server[0]):
-        return "this request came in on another address"
-    # A web page may make a browser on this machine send requests here: under a name of its own (DNS rebinding) or from its own origin.
-    if not is_loopback(_host_of(request.headers.get("host", ""))):
-        return "its Host is not loopback"
-    if "origin" in request.headers and not is_loopback(_host_of(request.headers["origin"])):
-        return "its Origin is not loopback"
-    if any(name in request.headers for name in ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip")):
-        return "this request came through a proxy"
-    return ""
+def _calling(*scopes: Scope) -> Callable[..., Caller]:
+    def caller(request: Request, parts: GatewayParts, _documented: Annotated[object, Depends(_bearer)]) -> Caller:
+        return admitted(parts, request, *scopes)
+
+    return caller
 
 
-def _host_of(address: str) -> str:
-    """The host in a Host or Origin header; empty when it is none."""
-    try:
-        parts = urlsplit(address if "//" in address else f"//{address}")
-        return (parts.hostname or "") if parts.port is None or parts.port >= 0 else ""
-    except ValueError:
-        return ""
+def _calling_by_ticket(scope: Scope) -> Callable[..., Caller]:
+    def caller(
+        request: Request,
+        parts: GatewayParts,
+        _documented: Annotated[object, Depends(_bearer)],
+        ticket: Annotated[str | None, Query(max_length=MAX_CHARS, description="in place of a token: POST /v1/tickets")] = None,
+    ) -> Caller:
+        return admitted(parts, request, scope, ticket=ticket)
 
-
-_bearer = HTTPBearer(auto_error=False, description="an API key")
+    return caller
 
 
 def _asking(scope: Scope) -> Callable[..., Principal]:
-    # Not async: looking up a stored key asks Redis, which must not hold up the event loop.
     def principal(request: Request, parts: GatewayParts, _documented: Annotated[object, Depends(_bearer)]) -> Principal:
-        found = parts.door.principal(request)
-        found.require(scope)
-        return found
+        return admitted(parts, request, scope).principal
 
     return principal
 
 
+#: A route's parameter: whoever asks, whatever they may do.
+AnyCaller = Annotated[Caller, Depends(_calling())]
+#: A route's parameter: whoever asks, who may submit turns and read them.
+Converses = Annotated[Caller, Depends(_calling(Scope.TURNS_WRITE, Scope.TURNS_READ))]
+#: A route's parameter: whoever asks, who may read turns and may show a ticket instead of a token.
+WatchesTurns = Annotated[Caller, Depends(_calling_by_ticket(Scope.TURNS_READ))]
 #: A route's parameter: the principal, who must have the scope in the name.
 WritesTurns = Annotated[Principal, Depends(_asking(Scope.TURNS_WRITE))]
 ReadsTurns = Annotated[Principal, Depends(_asking(Scope.TURNS_READ))]
 ReadsApprovals = Annotated[Principal, Depends(_asking(Scope.APPROVALS_READ))]
 DecidesApprovals = Annotated[Principal, Depends(_asking(Scope.APPROVALS_DECIDE))]
+Administers = Annotated[Principal, Depends(_asking(Scope.ADMIN))]

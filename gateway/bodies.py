@@ -6,8 +6,10 @@ duplicate names, finite numbers, bounded nesting. Whether it fits a route is for
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
+import re
 from typing import Any
 
 from fastapi import Response
@@ -24,7 +26,14 @@ MAX_DEPTH = 64
 MAX_DIGITS = 100
 
 #: Paths below this read their bodies themselves: a signature covers the bytes.
-RAW_PATHS = "/v1/webhooks/"
+RAW_PATHS = ("/v1/webhooks/",)
+
+#: The page of a decision link sends a form.
+_FORM_PATH = re.compile(r"/v1/approvals/[A-Za-z0-9_-]{1,64}/link")
+
+
+#: Seconds in which a body must be complete.
+READ_S = 60.0
 
 
 class Disconnected(Exception):
@@ -32,11 +41,12 @@ class Disconnected(Exception):
 
 
 class Bodies:
-    """ASGI middleware that reads a request's body, at most `max_bytes` of it, and hands it on whole and checked."""
+    """ASGI middleware that reads a request's body, at most `max_bytes` of it in `read_s` seconds, and hands it on whole and checked."""
 
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+    def __init__(self, app: ASGIApp, max_bytes: int, read_s: float = READ_S) -> None:
         self._app = app
         self._max_bytes = max_bytes
+        self._read_s = read_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS"):
@@ -44,20 +54,28 @@ class Bodies:
             return
         headers = Headers(scope=scope)
         try:
-            body = await self._read(headers, receive)
+            async with asyncio.timeout(self._read_s):
+                body = await self._read(headers, receive)
             if body and not scope["path"].startswith(RAW_PATHS):
                 kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+                if kind == "application/x-www-form-urlencoded" and _FORM_PATH.fullmatch(scope["path"]):
+                    await self._app(scope, _replay(body, receive), send)
+                    return
                 if kind and kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
-                    refusal = problem(415, "unsupported_media_type", "the body is taken as application/json only")
+                    refusal = problem(415, "unsupported_media_type", "the body is taken as application/json only", path=scope["path"])
                     await refusal(scope, receive, send)
                     return
                 strict_json(body)
                 if not kind:
-                    scope = {**scope, "headers": [*_without(scope["headers"], b"content-type"), (b"content-type", b"application/json")]}
+                    scope["headers"] = [*_without(scope["headers"], b"content-type"), (b"content-type", b"application/json")]
         except Disconnected:
             return
+        except TimeoutError:
+            told = f"the body was not complete after {self._read_s:g} s; nothing changed"
+            await problem(408, "request_timeout", told, headers={"Connection": "close"}, path=scope["path"])(scope, receive, send)
+            return
         except TurnmillError as error:
-            await answer_to(error)(scope, receive, send)
+            await answer_to(error, scope["path"])(scope, receive, send)
             return
         await self._app(scope, _replay(body, receive), send)
 

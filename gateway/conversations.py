@@ -7,9 +7,11 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query, Response
 from starlette.concurrency import run_in_threadpool
 
-from gateway.auth import ReadsTurns, WritesTurns
+from gateway.auth import ReadsTurns, WatchesTurns, WritesTurns
 from gateway.bodies import json_answer
 from gateway.parts import GatewayParts, known_id
+from gateway.problems import documented
+from gateway.shapes import Conversation, History
 from gateway.streams import EventStream
 from orchestration.actions import read
 from orchestration.actions.follow import event_id, follow_conversation
@@ -17,20 +19,20 @@ from orchestration.actions.follow import event_id, follow_conversation
 router = APIRouter(prefix="/v1/conversations/{conversation_id}", tags=["conversations"])
 
 
-@router.get("", summary="Read a conversation")
+@router.get("", summary="Read a conversation", response_model=Conversation)
 def get_conversation(conversation_id: str, principal: ReadsTurns, parts: GatewayParts) -> Response:
     """The conversation: its agent, and what runs and waits in it."""
     return json_answer(read.conversation(parts.ports, principal.tenant, known_id(conversation_id, "conversation")))
 
 
-@router.delete("", status_code=204, summary="Delete a conversation")
+@router.delete("", status_code=204, summary="Delete a conversation", responses=documented(409))
 def delete_conversation(conversation_id: str, principal: WritesTurns, parts: GatewayParts) -> Response:
     """Forget the conversation and its turns."""
     read.delete_conversation(parts.ports, principal.tenant, known_id(conversation_id, "conversation"))
     return Response(status_code=204)
 
 
-@router.get("/history", summary="Read the history")
+@router.get("/history", summary="Read the history", response_model=History)
 def get_history(
     conversation_id: str,
     principal: ReadsTurns,
@@ -45,14 +47,16 @@ def get_history(
 
 @router.get("/frames", status_code=200, summary="Follow a conversation", response_class=EventStream)
 async def conversation_frames(
-    conversation_id: str, principal: ReadsTurns, parts: GatewayParts, last_event_id: Annotated[str | None, Header()] = None
+    conversation_id: str, caller: WatchesTurns, parts: GatewayParts, last_event_id: Annotated[str | None, Header()] = None
 ) -> Response:
     """The frames of all turns of the conversation as server-sent events, those kept or those after `Last-Event-ID`, and then live."""
     known_id(conversation_id, "conversation")
     after = event_id(last_event_id)
 
-    async def still_there() -> object:
-        return await run_in_threadpool(read.conversation, parts.ports, principal.tenant, conversation_id)
+    tenant = caller.principal.tenant
 
-    frames = await follow_conversation(parts.hub, principal.tenant, conversation_id, still_there, after, idle_s=parts.pace.comment_s)
-    return EventStream(frames, parts.pace)
+    async def still_there() -> object:
+        return await run_in_threadpool(read.conversation, parts.ports, tenant, conversation_id)
+
+    frames = await follow_conversation(parts.hub, tenant, conversation_id, still_there, after, idle_s=parts.pace.comment_s)
+    return EventStream(frames, parts, caller)

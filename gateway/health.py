@@ -10,9 +10,11 @@ from starlette.concurrency import run_in_threadpool
 
 from gateway.bodies import json_answer
 from gateway.parts import GatewayParts
+from gateway.shapes import Health
 from orchestration.core.ids import StepKind
 from orchestration.mesh.adapter import ZenohMesh
 from orchestration.mesh.session import MeshUnavailable
+from orchestration.state.checks import check_store
 from orchestration.wiring import Ports
 
 log = logging.getLogger(__name__)
@@ -23,13 +25,15 @@ MESH_S = 2.0
 router = APIRouter(tags=["running"])
 
 
-@router.get("/healthz", summary="Alive")
+@router.get("/healthz", summary="Alive", response_model=Health)
 async def healthz() -> Response:
     """200 while the process can answer at all; asks nobody else."""
     return json_answer({"status": "ok"})
 
 
-@router.get("/readyz", summary="Ready")
+@router.get(
+    "/readyz", summary="Ready", response_model=Health, responses={503: {"description": "something does not answer", "model": Health}}
+)
 async def readyz(parts: GatewayParts) -> Response:
     """200 when state, broker and mesh answer, else 503; says which does not."""
     checks = await run_in_threadpool(_checks, parts.ports)
@@ -39,10 +43,15 @@ async def readyz(parts: GatewayParts) -> Response:
 
 def _checks(ports: Ports) -> dict[str, str]:
     return {
-        "state": _outcome(ports.store.client.ping),
+        "state": _outcome(lambda: _reach_state(ports)),
         "broker": _outcome(lambda: ports.queue.is_empty(StepKind.PLAN)),
         "mesh": _outcome(lambda: _reach_mesh(ports)),
     }
+
+
+def _reach_state(ports: Ports) -> None:
+    ports.store.client.ping()
+    check_store(ports.store, warn=False)
 
 
 def _reach_mesh(ports: Ports) -> None:

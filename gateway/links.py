@@ -21,7 +21,7 @@ from gateway.approvals import DecisionBody, from_where
 from gateway.auth import admitted
 from gateway.bodies import json_answer
 from gateway.parts import GatewayParts, Parts, known_id
-from gateway.problems import status_of, validation_errors
+from gateway.problems import documented, status_of, validation_errors
 from orchestration.actions.link import MAX_CHARS, MAX_S, Link, decide_by_link, make_link, open_link
 from orchestration.core.approval import ApprovalState, as_api
 from orchestration.core.errors import AlreadyDecided, Invalid, TurnmillError
@@ -42,6 +42,9 @@ _STYLE = (
 _STYLE_HASH = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
 
 _POLICY = f"default-src 'none'; style-src 'sha256-{_STYLE_HASH}'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+
+#: What cannot be done with a link is told on a page as well.
+_PAGES = documented(400, 401, 403, 404, 409, 410, 422, 429, 500, 503, also="text/html")
 
 Wanted = TypeVar("Wanted", bound=BaseModel)
 
@@ -68,7 +71,12 @@ async def _raw(request: Request) -> bytes:
     return await request.body()
 
 
-@router.get("/{approval_id}/link", summary="Open a decision link", response_class=Response, responses={200: {"content": {"text/html": {}}}})
+@router.get(
+    "/{approval_id}/link",
+    summary="Open a decision link",
+    response_class=Response,
+    responses={200: {"content": {"text/html": {}}}, **_PAGES},
+)
 def open_page(approval_id: str, link: LinkToken, parts: GatewayParts) -> Response:
     """The page of a link: the call, and a form that decides. Nothing is decided by opening it, however often."""
     return _page_or_error(lambda: _asking_page(open_link(parts.ports, known_id(approval_id, "approval"), link)))
@@ -77,7 +85,7 @@ def open_page(approval_id: str, link: LinkToken, parts: GatewayParts) -> Respons
 @router.post(
     "/{approval_id}/link",
     summary="Make a decision link, or decide with one",
-    responses={200: {"model": LinkMade, "content": {"text/html": {}}}},
+    responses={200: {"model": LinkMade, "content": {"text/html": {}}}, **_PAGES},
     openapi_extra={"requestBody": {"content": {"application/json": {"schema": LinkBody.model_json_schema()}}}},
 )
 async def post_link(

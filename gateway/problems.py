@@ -49,6 +49,8 @@ _HTTP_CODES = {400: "bad_request", 404: "not_found", 405: "method_not_allowed", 
 #: Messages of pydantic that would repeat what was sent.
 _SAFE_MESSAGES = {"union_tag_invalid": "the type is none of those that are taken here"}
 
+_UNFORESEEN = "something failed on our side; whether the request took effect is not known"
+
 #: Errors of one request that an answer lists, and characters of one place in it.
 MAX_ERRORS, MAX_LOC_CHARS = 50, 64
 
@@ -68,16 +70,31 @@ _SCHEMA = {
     },
 }
 
+#: Paths below these are for OpenAI's clients, which look for an `error` object in what is no success.
+OPENAI_PATHS = ("/v1/chat/", "/v1/models")
+
+#: Types of error, as OpenAI names them, by status.
+_OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+
+
+def documented(*statuses: int, also: str = "") -> dict[int | str, dict[str, Any]]:
+    """What the OpenAPI document says about answers with these statuses; `also` is another media type that they may have."""
+    content: dict[str, Any] = {"application/problem+json": {"schema": _SCHEMA}} | ({also: {}} if also else {})
+    return {status: {"description": HTTPStatus(status).phrase, "content": content} for status in statuses}
+
+
 #: What the OpenAPI document says about every route.
-DOCUMENTED: dict[int | str, dict[str, Any]] = {
-    status: {"description": HTTPStatus(status).phrase, "content": {"application/problem+json": {"schema": _SCHEMA}}}
-    for status in (400, 401, 403, 404, 413, 415, 422, 500, 503)
-}
+DOCUMENTED = documented(400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503)
 
 
-def problem(status: int, code: str, detail: str, *, headers: dict[str, str] | None = None, **more: Any) -> Response:
-    """One answer in the problem+json form; `more` becomes members of its own."""
+def problem(status: int, code: str, detail: str, *, headers: dict[str, str] | None = None, path: str = "", **more: Any) -> Response:
+    """One answer in the problem+json form; `more` becomes members of its own. `path` is the request's: some clients want more."""
     body = {"type": "about:blank", "title": HTTPStatus(status).phrase, "status": status, "detail": detail, "code": code, **more}
+    if path.startswith(OPENAI_PATHS):
+        kind = _OPENAI_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+        body["error"] = {"message": detail, "type": kind, "param": None, "code": code}
+        # Their clients ask again by themselves after a fault of ours; a turn that was stored would become two.
+        headers = {**(headers or {}), "x-should-retry": "true" if status in (429, 503) else "false"}
     content = json.dumps(body, ensure_ascii=False, default=str).encode("utf-8", "replace")
     return Response(content, status, headers, media_type="application/problem+json")
 
@@ -90,31 +107,36 @@ def status_of(kind: type[BaseException]) -> int:
     return 500
 
 
-def answer_to(error: errors.TurnmillError) -> Response:
-    """The answer to an error of the domain. What is our own fault (500) says nothing of itself."""
-    status = status_of(type(error))
-    if status >= 500 and not isinstance(error, errors.StoreUnavailable):
+def told(error: errors.TurnmillError) -> dict[str, Any]:
+    """What is told of an error: its code, its text, and what its kind has beside. What is our own fault says nothing of itself."""
+    if status_of(type(error)) >= 500 and not isinstance(error, errors.StoreUnavailable):
         log.error("a %s reached the gateway", type(error).__name__)
-        return internal_error()
-    headers: dict[str, str] = {}
+        return {"code": "internal_error", "detail": _UNFORESEEN}
     more: dict[str, Any] = {}
-    if status == 401:
-        headers["WWW-Authenticate"] = "Bearer"
-    if isinstance(error, (errors.RateLimited, errors.StoreUnavailable)):
-        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
     if isinstance(error, errors.Invalid):
         more["errors"] = [{"loc": _loc(found.get("loc", ())), "msg": found.get("msg", "")} for found in error.errors[:MAX_ERRORS]]
     if isinstance(error, errors.AlreadyDecided):
         more["approval"] = error.approval
+    return {"code": error.code, "detail": str(error), **more}
+
+
+def answer_to(error: errors.TurnmillError, path: str = "") -> Response:
+    """The answer to an error of the domain; `path` is the request's, see `problem`."""
+    status = status_of(type(error))
+    headers: dict[str, str] = {}
+    if status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    if isinstance(error, (errors.RateLimited, errors.StoreUnavailable)):
+        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after_s)))
     if isinstance(error, errors.TooLarge):
         # What follows of the body is not read, so the connection cannot be used again.
         headers["Connection"] = "close"
-    return problem(status, error.code, str(error), headers=headers, **more)
+    return problem(status, **told(error), headers=headers, path=path)
 
 
-def internal_error() -> Response:
+def internal_error(path: str = "") -> Response:
     """The answer to what nobody foresaw."""
-    return problem(500, "internal_error", "something failed on our side; whether the request took effect is not known")
+    return problem(500, "internal_error", _UNFORESEEN, path=path)
 
 
 def validation_errors(found: Sequence[Any]) -> list[dict[str, Any]]:
@@ -125,21 +147,21 @@ def validation_errors(found: Sequence[Any]) -> list[dict[str, Any]]:
 def install(app: FastAPI) -> None:
     """Answer every error of `app` in this form."""
 
-    async def domain(_: Request, error: Exception) -> Response:
+    async def domain(request: Request, error: Exception) -> Response:
         assert isinstance(error, errors.TurnmillError)
-        return answer_to(error)
+        return answer_to(error, request.url.path)
 
-    async def invalid(_: Request, error: Exception) -> Response:
+    async def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         found = validation_errors(error.errors())
         where = ", ".join(".".join(str(part) for part in one["loc"]) for one in found[:5])
-        return problem(422, "validation_error", f"the request does not fit at: {where}", errors=found)
+        return problem(422, "validation_error", f"the request does not fit at: {where}", path=request.url.path, errors=found)
 
-    async def http(_: Request, error: Exception) -> Response:
+    async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         status = error.status_code
         detail = "there is no such route" if status == 404 else HTTPStatus(status).phrase
-        return problem(status, _HTTP_CODES.get(status, "error"), detail, headers=dict(error.headers or {}))
+        return problem(status, _HTTP_CODES.get(status, "error"), detail, headers=dict(error.headers or {}), path=request.url.path)
 
     app.add_exception_handler(errors.TurnmillError, domain)
     app.add_exception_handler(RequestValidationError, invalid)

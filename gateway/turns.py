@@ -10,9 +10,11 @@ from fastapi import APIRouter, Header, Response
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 from starlette.concurrency import run_in_threadpool
 
-from gateway.auth import ReadsTurns, WritesTurns
+from gateway.auth import ReadsTurns, WatchesTurns, WritesTurns
 from gateway.bodies import json_answer
 from gateway.parts import GatewayParts, Parts, known_id
+from gateway.problems import documented
+from gateway.shapes import Accepted, Turn
 from gateway.streams import EventStream
 from orchestration.actions import cancel, read
 from orchestration.actions.follow import event_id, follow_turn, wait_for_end
@@ -83,7 +85,13 @@ class TurnBody(_Strict):
     model: str | None = Field(None, max_length=200)
 
 
-@router.post("/agents/{agent}/turns", status_code=202, summary="Submit a turn")
+@router.post(
+    "/agents/{agent}/turns",
+    status_code=202,
+    summary="Submit a turn",
+    response_model=Accepted,
+    responses={200: {"description": "the turn, which ended within the wait that was asked for", "model": Turn}, **documented(409)},
+)
 async def submit_turn(
     agent: str,
     body: TurnBody,
@@ -108,30 +116,30 @@ async def submit_turn(
         on_busy=OnBusy(body.on_busy),
         deadline_s=body.deadline_s,
         model=body.model or "",
-        idempotency_key=_idempotency_key(idempotency_key),
-        traceparent=traceparent if traceparent and _TRACEPARENT.fullmatch(traceparent) else "",
+        idempotency_key=idempotency_key_of(idempotency_key),
+        traceparent=traceparent_of(traceparent),
     )
     submitted = await run_in_threadpool(submit, parts.ports, submission)
     wait_s = _wanted_wait_s(prefer)
-    if wait_s and await wait_for_end(parts.hub, principal.tenant, submitted.turn_id, _locator(parts, principal, submitted.turn_id), wait_s):
+    if wait_s and await wait_for_end(parts.hub, principal.tenant, submitted.turn_id, locator(parts, principal, submitted.turn_id), wait_s):
         ended = await run_in_threadpool(read.turn, parts.ports, principal.tenant, submitted.turn_id)
         return json_answer(ended, headers={"Preference-Applied": f"wait={wait_s}"})
     return accepted(submitted)
 
 
-@router.get("/turns/{turn_id}", summary="Read a turn")
+@router.get("/turns/{turn_id}", summary="Read a turn", response_model=Turn)
 def get_turn(turn_id: str, principal: ReadsTurns, parts: GatewayParts) -> Response:
     """The turn with its state, its answer and its tool calls."""
     return json_answer(read.turn(parts.ports, principal.tenant, known_id(turn_id, "turn")))
 
 
-@router.post("/turns/{turn_id}/cancel", summary="Cancel a turn")
+@router.post("/turns/{turn_id}/cancel", summary="Cancel a turn", response_model=Turn, responses=documented(409))
 def cancel_turn(turn_id: str, principal: WritesTurns, parts: GatewayParts) -> Response:
     """End the turn: its waiting approvals are cancelled, its running steps stop at the next safe point."""
     return json_answer(cancel.cancel_turn(parts.ports, principal, known_id(turn_id, "turn")))
 
 
-@router.post("/turns/{turn_id}/calls/{call_id}/cancel", summary="Cancel a tool call")
+@router.post("/turns/{turn_id}/calls/{call_id}/cancel", summary="Cancel a tool call", response_model=Turn, responses=documented(409))
 def cancel_call(turn_id: str, call_id: str, principal: WritesTurns, parts: GatewayParts) -> Response:
     """Cancel one tool call; the model reads that it was cancelled, and the turn goes on."""
     call_id = known_id(call_id, "call")
@@ -146,35 +154,43 @@ def cancel_call(turn_id: str, call_id: str, principal: WritesTurns, parts: Gatew
     responses={204: {"description": "the turn has ended and its last frame was seen"}},
 )
 async def turn_frames(
-    turn_id: str, principal: ReadsTurns, parts: GatewayParts, last_event_id: Annotated[str | None, Header()] = None
+    turn_id: str, caller: WatchesTurns, parts: GatewayParts, last_event_id: Annotated[str | None, Header()] = None
 ) -> Response:
     """The turn's frames as server-sent events, from the first or after `Last-Event-ID`; they end after `done`."""
     known_id(turn_id, "turn")
     after = event_id(last_event_id)
-    located = _locator(parts, principal, turn_id)
-    frames = await follow_turn(parts.hub, principal.tenant, turn_id, located, after, idle_s=parts.pace.comment_s)
-    return Response(status_code=204) if frames is None else EventStream(frames, parts.pace)
+    located = locator(parts, caller.principal, turn_id)
+    frames = await follow_turn(parts.hub, caller.principal.tenant, turn_id, located, after, idle_s=parts.pace.comment_s)
+    return Response(status_code=204) if frames is None else EventStream(frames, parts, caller)
 
 
-def accepted(submitted: Submitted) -> Response:
-    """The 202 that says where a stored turn is."""
+def accepted(submitted: Submitted, status: int = 202) -> Response:
+    """The answer that says where a stored turn is."""
     answer = {
         "turn_id": submitted.turn_id,
         "conversation_id": submitted.conversation_id,
         "state": submitted.state,
         "position": submitted.position,
     }
-    return json_answer(answer, 202, {"Location": f"/v1/turns/{submitted.turn_id}"})
+    return json_answer(answer, status, {"Location": f"/v1/turns/{submitted.turn_id}"})
 
 
-def _locator(parts: Parts, principal: Principal, turn_id: str) -> Callable[[], Awaitable[read.TurnPlace]]:
+def traceparent_of(header: str | None) -> str:
+    """The W3C traceparent in a header; empty when it has none that can be gone on with."""
+    return header if header and _TRACEPARENT.fullmatch(header) else ""
+
+
+def locator(parts: Parts, principal: Principal, turn_id: str) -> Callable[[], Awaitable[read.TurnPlace]]:
+    """What tells where the frames of a turn are, at each call anew; see `follow_turn`."""
+
     async def locate() -> read.TurnPlace:
         return await run_in_threadpool(read.turn_place, parts.ports, principal.tenant, turn_id)
 
     return locate
 
 
-def _idempotency_key(header: str | None) -> str | None:
+def idempotency_key_of(header: str | None) -> str | None:
+    """The key in an `Idempotency-Key` header; None without one. Raises Invalid for one that is too long or unprintable."""
     if header is None:
         return None
     if not 1 <= len(header) <= 255 or not header.isascii() or not header.isprintable():

@@ -52,9 +52,9 @@ class Settings(BaseSettings):
         (), description="comma-separated origins whose pages may call the gateway, e.g. https://app.example.com; none without it"
     )
     rate_per_s: float = Field(
-        100.0, ge=0, le=1_000_000, description="requests per second that one principal may send on average; 0 for no bound"
+        500.0, ge=0, le=100_000, description="requests per second that one principal may send on average; 0 for no bound"
     )
-    rate_burst: int = Field(1000, ge=1, le=10_000_000, description="requests that one principal may send at once before the average counts")
+    rate_burst: int = Field(5000, ge=1, le=100_000, description="requests that one principal may send at once before the average counts")
     channel_inbound: int = Field(
         32, ge=1, le=10_000, description="messages of one channel that may wait to be stored before more are refused"
     )

@@ -6,11 +6,21 @@ import os
 
 import pytest
 
-#: Settings of the shell that a test run honours: which Redis server to use.
-KEPT = {"TURNMILL_REDIS_URL", "TURNMILL_TEST_REDIS", "TURNMILL_FAIL_ON_SKIP"}
+#: Settings of the shell that a test run honours: which Redis server to use, and the chaos run's seed and length.
+KEPT = {"TURNMILL_REDIS_URL", "TURNMILL_TEST_REDIS", "TURNMILL_FAIL_ON_SKIP", "TURNMILL_CHAOS_SEED", "TURNMILL_CHAOS_S"}
 
 for _name in [name for name in os.environ if name.startswith("TURNMILL_") and name not in KEPT]:
     del os.environ[_name]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests with whole deployments run one after the other, beside all others, where a run is spread over processes.
+
+    What they say of leases and silence would not hold on a machine that is busy with their like.
+    """
+    for item in items:
+        if item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.xdist_group("deployments"))
 
 
 @pytest.hookimpl(trylast=True)

@@ -1,45 +1,60 @@
-"""The door for signed requests: verified by their scheme, made a turn by the user's function, answered at once.
+"""The door for signed requests: proven by their scheme, made a turn by the user's function, answered at once.
 
-A scheme is one file beside this one with a verifier; `VERIFIERS` names it. The sender's delivery id is the turn's idempotency key, so a
-delivery that is repeated is the same turn.
+A scheme is one file beside this one; `VERIFIERS` names it. The sender's delivery id is the turn's idempotency key, so a delivery that is
+repeated is the same turn.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Literal
 
+from anyio import CapacityLimiter, to_thread
 from fastapi import APIRouter, Depends, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from gateway.bodies import strict_json
-from gateway.parts import GatewayParts
-from gateway.problems import validation_errors
-from gateway.turns import accepted
+from gateway.bodies import json_answer
+from gateway.parts import GatewayParts, Parts
+from gateway.problems import documented, validation_errors
+from gateway.shapes import Accepted
+from gateway.turns import accepted, traceparent_of
+from gateway.webhooks.bearer import BearerVerifier
+from gateway.webhooks.contents import FORM, contents
+from gateway.webhooks.delivery import Delivery, Meaning, Reply, Verifier
+from gateway.webhooks.github import GitHubVerifier
+from gateway.webhooks.slack import SlackVerifier
 from gateway.webhooks.standard import StandardVerifier
-from orchestration.actions.submit import Submission, submit
-from orchestration.core.agent import StandardWebhooks, Webhook, WebhookRequest
-from orchestration.core.errors import BadRequest, Misconfigured, NotFound
+from gateway.webhooks.stripe import StripeVerifier
+from gateway.webhooks.twilio import TwilioVerifier
+from orchestration.actions.submit import MAX_KEY_CHARS, Submission, Submitted, submit
+from orchestration.core import webhook as schemes
+from orchestration.core.errors import BadRequest, Misconfigured, NotFound, TurnmillError
 from orchestration.core.ids import conversation_id_from
 from orchestration.core.principal import Principal, Scope
+from orchestration.core.turn import OnBusy
+from orchestration.core.webhook import Webhook, WebhookRequest
 
 log = logging.getLogger(__name__)
 
 router = APIRouter(prefix="/v1/webhooks", tags=["webhooks"])
 
-
-class Verifier(Protocol):
-    """One signature scheme with its secrets."""
-
-    def verify(self, headers: Mapping[str, str], body: bytes) -> str:
-        """The delivery's id; raises BadSignature."""
-        ...
-
-
 #: The verifier of each scheme, made from its declaration and the environment with its secrets.
-VERIFIERS: dict[type, Callable[[Any, Mapping[str, str]], Verifier]] = {StandardWebhooks: StandardVerifier}
+VERIFIERS: dict[type, Callable[[Any, Mapping[str, str]], Verifier]] = {
+    schemes.StandardWebhooks: StandardVerifier,
+    schemes.GitHubWebhooks: GitHubVerifier,
+    schemes.SlackWebhooks: SlackVerifier,
+    schemes.TwilioWebhooks: TwilioVerifier,
+    schemes.StripeWebhooks: StripeVerifier,
+    schemes.BearerWebhooks: BearerVerifier,
+}
+
+#: Deliveries of one process that are worked on at once. They have threads of their own: a `to_turn` that hangs holds up no other route.
+AT_ONCE = 32
+
+TWIML = b'<?xml version="1.0" encoding="UTF-8"?><Response></Response>'
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +75,7 @@ class _WebhookTurn(BaseModel):
     brief: str = ""
     metadata: dict[str, Any] = Field(default_factory=dict)
     callback_url: str = ""
+    on_busy: Literal["queue", "reject", "interrupt", "steer"] = "queue"
 
 
 def open_hooks(hooks: Mapping[str, Webhook], environ: Mapping[str, str]) -> dict[str, OpenHook]:
@@ -69,28 +85,78 @@ def open_hooks(hooks: Mapping[str, Webhook], environ: Mapping[str, str]) -> dict
         make = VERIFIERS.get(type(hook.scheme))
         if make is None:
             raise Misconfigured(f"Webhook({name!r}): {type(hook.scheme).__name__} is no signature scheme of this gateway")
-        opened[name] = OpenHook(hook, make(hook.scheme, environ))
+        try:
+            opened[name] = OpenHook(hook, make(hook.scheme, environ))
+        except Misconfigured as error:
+            raise Misconfigured(f"Webhook({name!r}): {error}") from None
     return opened
+
+
+def _limiter(request: Request) -> CapacityLimiter:
+    # Made in the loop that serves, at the first delivery.
+    state = request.app.state
+    if not hasattr(state, "deliveries_at_once"):
+        state.deliveries_at_once = CapacityLimiter(AT_ONCE)
+    limiter: CapacityLimiter = state.deliveries_at_once
+    return limiter
 
 
 async def _raw(request: Request) -> bytes:
     return await request.body()
 
 
-@router.post("/{name}", status_code=202, summary="Deliver a webhook", responses={204: {"description": "verified, and means no turn"}})
-def receive(name: str, request: Request, body: Annotated[bytes, Depends(_raw)], parts: GatewayParts) -> Response:
+@router.post(
+    "/{name}",
+    status_code=202,
+    summary="Deliver a webhook",
+    response_model=Accepted,
+    responses={
+        200: {"description": "taken, and answered as the sender's protocol wants it", "content": {"application/json": {}, "text/xml": {}}},
+        204: {"description": "verified, and means no turn"},
+        **documented(409),
+    },
+    openapi_extra={"requestBody": {"content": {"application/json": {"schema": {}}, FORM: {"schema": {"type": "object"}}}}},
+)
+async def receive(name: str, request: Request, body: Annotated[bytes, Depends(_raw)], parts: GatewayParts) -> Response:
     """Take one signed delivery; 202 says that its turn is stored, 204 that it means none."""
     opened = parts.hooks.get(name)
     if opened is None:
         raise NotFound("there is no such webhook")
-    hook = opened.hook
     # A header sent twice counts as its last value, for the signature and for the user's function alike.
     headers = {key.lower(): value for key, value in request.headers.items()}
-    delivery = opened.verifier.verify(headers, body)
-    turn = _turn(hook, WebhookRequest(strict_json(body) if body else None, body, headers, dict(request.query_params)))
+    delivery = Delivery(headers, body, parts.proxies.urls(request))
+    query = dict(request.query_params)
+    outcome = "failed"
+    try:
+        answer = await to_thread.run_sync(_take, parts, opened, delivery, query, limiter=_limiter(request))
+        outcome = "turn" if "location" in answer.headers else "no_turn"
+        return answer
+    except TurnmillError as error:
+        outcome = error.code
+        raise
+    finally:
+        parts.meters.deliveries.labels(name, outcome).inc()
+
+
+def _take(parts: Parts, opened: OpenHook, delivery: Delivery, query: dict[str, str]) -> Response:
+    opened.verifier.prove(delivery)
+    json, form = contents(delivery)
+    meaning = opened.verifier.meaning(delivery, json, form)
+    if meaning.answer is not None:
+        return json_answer(meaning.answer)
+    turn = None
+    if not meaning.ignored:
+        turn = _turn(opened.hook, WebhookRequest(json, delivery.body, delivery.headers, query, form))
     if turn is None:
-        return Response(status_code=204)
-    submission = Submission(
+        return _reply(meaning, None)
+    return _reply(meaning, submit(parts.ports, _submission(opened.hook, turn, delivery, meaning)))
+
+
+def _submission(hook: Webhook, turn: _WebhookTurn, delivery: Delivery, meaning: Meaning) -> Submission:
+    key = meaning.id
+    if key is not None and len(key) > MAX_KEY_CHARS:
+        key = hashlib.sha256(key.encode("utf-8", "replace")).hexdigest()
+    return Submission(
         agent=hook.agent,
         input=turn.input,
         principal=Principal(hook.principal, hook.tenant, scopes=(str(Scope.TURNS_WRITE), str(Scope.TURNS_READ))),
@@ -98,16 +164,33 @@ def receive(name: str, request: Request, body: Annotated[bytes, Depends(_raw)], 
         brief=turn.brief,
         metadata=turn.metadata,
         callback_url=turn.callback_url,
-        idempotency_key=delivery,
-        idempotency_scope=f"webhook.{name}",
+        on_busy=OnBusy(turn.on_busy),
+        idempotency_key=key,
+        idempotency_scope=f"webhook.{hook.name}",
+        # What counts as the same is what was delivered: `to_turn` may make something else of it the second time.
+        idempotency_digest=delivery.digest(),
+        traceparent=traceparent_of(delivery.headers.get("traceparent")),
+        webhook=hook.name if hook.on_answer is not None else "",
     )
-    return accepted(submit(parts.ports, submission))
+
+
+def _reply(meaning: Meaning, submitted: Submitted | None) -> Response:
+    headers = {"Location": f"/v1/turns/{submitted.turn_id}"} if submitted is not None else {}
+    match meaning.reply:
+        case Reply.TWIML:
+            return Response(TWIML, headers=headers, media_type="text/xml")
+        case Reply.EMPTY:
+            return Response(headers=headers)
+        case Reply.OK:
+            return accepted(submitted, 200) if submitted is not None else Response()
+        case Reply.ACCEPTED:
+            return accepted(submitted) if submitted is not None else Response(status_code=204)
 
 
 def _turn(hook: Webhook, request: WebhookRequest) -> _WebhookTurn | None:
     try:
         made = hook.to_turn(request)
-        return None if made is None else _WebhookTurn.model_validate(made)
+        return None if made is None else _WebhookTurn.model_validate(dict(made))
     except ValidationError as error:
         found = validation_errors(error.errors(include_input=False))
         where = ", ".join(".".join(str(part) for part in one["loc"]) or "all" for one in found)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -24,7 +24,29 @@ if TYPE_CHECKING:
 #: Seconds without a frame after which a follower gets None instead: time for a sign of life.
 IDLE_S = 15.0
 
-Frames = AsyncGenerator[Frame | None, None]
+
+class Frames(AsyncIterator[Frame | None]):
+    """Frames to be read one by one. `at_hand` tells whether the next one is there already, for who would send several at once."""
+
+    def __init__(self) -> None:
+        self.watcher: Watcher | None = None
+        self.source: AsyncGenerator[Frame | None, None] | None = None
+
+    @property
+    def at_hand(self) -> bool:
+        """Whether the next frame is there already."""
+        return self.watcher is not None and self.watcher.at_hand
+
+    async def __anext__(self) -> Frame | None:
+        assert self.source is not None
+        return await self.source.__anext__()
+
+    async def aclose(self) -> None:
+        """Stop watching."""
+        assert self.source is not None
+        await self.source.aclose()
+
+
 Locate = Callable[[], Awaitable["TurnPlace"]]
 
 
@@ -68,7 +90,9 @@ async def follow_turn(
         return None
     elif after is not None and after >= place.first_seq:
         start = _Start(after)
-    return _turn_frames(hub, tenant, turn_id, locate, place, start, idle_s)
+    frames = Frames()
+    frames.source = _turn_frames(frames, hub, tenant, turn_id, locate, place, start, idle_s)
+    return frames
 
 
 async def follow_conversation(
@@ -93,7 +117,9 @@ async def follow_conversation(
     start = _Start(after or 0)
     if after is not None and after > bounds.last:
         start = _Start(bounds.last, lost=(bounds.last + 1, after))
-    return _conversation_frames(hub, tenant, conversation_id, still_there, start, idle_s)
+    frames = Frames()
+    frames.source = _conversation_frames(frames, hub, tenant, conversation_id, still_there, start, idle_s)
+    return frames
 
 
 async def wait_for_end(hub: FrameHub, tenant: str, turn_id: str, locate: Locate, timeout_s: float) -> bool:
@@ -123,10 +149,13 @@ class _Start:
     lost: tuple[int, int] | None = None
 
 
-async def _turn_frames(hub: FrameHub, tenant: str, turn_id: str, locate: Locate, place: TurnPlace, start: _Start, idle_s: float) -> Frames:
+async def _turn_frames(
+    frames: Frames, hub: FrameHub, tenant: str, turn_id: str, locate: Locate, place: TurnPlace, start: _Start, idle_s: float
+) -> AsyncGenerator[Frame | None, None]:
     if start.lost:
         yield gap_frame(*start.lost, turn_id)
     async with hub.watch(tenant, place.conversation_id, after=start.position, exact=start.exact) as watcher:
+        frames.watcher = watcher
         now = asyncio.get_running_loop().time
         due = now() + idle_s
         while True:
@@ -154,11 +183,18 @@ async def _turn_frames(hub: FrameHub, tenant: str, turn_id: str, locate: Locate,
 
 
 async def _conversation_frames(
-    hub: FrameHub, tenant: str, conversation_id: str, still_there: Callable[[], Awaitable[object]], start: _Start, idle_s: float
-) -> Frames:
+    frames: Frames,
+    hub: FrameHub,
+    tenant: str,
+    conversation_id: str,
+    still_there: Callable[[], Awaitable[object]],
+    start: _Start,
+    idle_s: float,
+) -> AsyncGenerator[Frame | None, None]:
     if start.lost:
         yield gap_frame(*start.lost)
     async with hub.watch(tenant, conversation_id, after=start.position) as watcher:
+        frames.watcher = watcher
         while True:
             ready = await watcher.next(idle_s)
             if ready is None and watcher.over:

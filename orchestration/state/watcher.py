@@ -102,24 +102,46 @@ class Watcher:
         self._reading = False
         self._page_frames = 16
         self._wake = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
 
     async def next(self, timeout_s: float) -> Frame | None:
         """The next frame, each once and in order; None when `timeout_s` seconds brought none, or when the watch is over."""
+        now = asyncio.get_running_loop().time
+        due = now() + timeout_s
         try:
-            async with asyncio.timeout(timeout_s):
-                while True:
-                    ready = self._take()
-                    if ready is not None or self.over:
-                        return ready
-                    if self._behind:
+            while True:
+                ready = self._take()
+                if ready is not None or self.over:
+                    return ready
+                if self._behind:
+                    async with asyncio.timeout_at(due):
                         await self._catch_up()
-                    else:
-                        self._wake.clear()
-                        await self._wake.wait()
+                elif now() >= due:
+                    raise TimeoutError
+                else:
+                    self._wake.clear()
+                    self._ring_at(due)
+                    await self._wake.wait()
         except TimeoutError:
             # Publishing promises nothing: after a silence the stream has the last word.
             self.fall_behind()
             return None
+
+    @property
+    def at_hand(self) -> bool:
+        """Whether the next frame is there already."""
+        return bool(self._page or (self._live and not self._behind))
+
+    def _ring_at(self, due: float) -> None:
+        # One timer serves many waits: it rings early at worst, and is set again then. A timer for each would be half the work of a frame.
+        if self._timer is None or self._timer.when() > due:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = asyncio.get_running_loop().call_at(due, self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        self._wake.set()
 
     def push(self, ready: Frame) -> None:
         """Take a frame that was just published. One whose buffer is full is cut off; one that still reads its backlog reads on there."""
@@ -147,6 +169,9 @@ class Watcher:
         self._page.clear()
         self._drop_live()
         self._wake.set()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _cut_off(self) -> None:
         turn_id = self._live[-1].turn_id

@@ -193,7 +193,11 @@ class Stack:
                 command = ["uvicorn", "gateway.app:app", "--host", "127.0.0.1", "--port", str(port)]
                 return command, lambda _log: answers_http(f"{url}/healthz"), {"TURNMILL_PUBLIC_URL": url}
             case "beat":
-                return ["celery", "-A", "workers", "beat", "--schedule", str(self.directory / "beat")], _logged(r"^celery beat .* is starting\."), {}
+                return (
+                    ["celery", "-A", "workers", "beat", "--schedule", str(self.directory / "beat")],
+                    _logged(r"^celery beat .* is starting\."),
+                    {},
+                )
             case "flower":
                 port = self._ports["flower"]
                 command = ["celery", "-A", "workers", "flower", "--address=127.0.0.1", f"--port={port}"]

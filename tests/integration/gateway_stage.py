@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,11 +19,20 @@ from gateway.app import create_app
 from gateway.parts import Pace
 from orchestration.core.frames import FrameKind, frame
 from orchestration.core.ids import StepId, StepKind
+from orchestration.core.outbound import Delivery
 from orchestration.core.tool import Discover, Outcome, ToolAnswer, ToolQuery, ToolSpec
+from orchestration.outbound.deliver import deliver
 from orchestration.project import Project
 from orchestration.settings import Settings
 from orchestration.state.store import Store
+from orchestration.steps.decide import decide as decide_step
+from orchestration.steps.observe import observe
+from orchestration.steps.plan import plan
+from orchestration.steps.tool import tool as tool_step
+from orchestration.testing.servers import RedisServer
 from orchestration.wiring import Ports, make_ports
+from workers.leases import LeaseKeeper
+from workers.sweeps.loop import Sweeps
 
 #: Numbers, stores and publishes one frame at once, as `library.lua` does.
 _EMIT = """
@@ -46,6 +57,12 @@ class SilentQueue:
 
     def send(self, steps: Sequence[StepId], **_: Any) -> None:
         self.sent.extend(steps)
+
+    def ring(self, steps: Sequence[StepId]) -> dict[str, tuple[str, str]]:
+        return {}
+
+    def send_outbound(self, tenant: str, delivery: Delivery, attempt: int) -> None:
+        pass
 
     def queue_name(self, kind: StepKind) -> str:
         return str(kind)
@@ -99,6 +116,60 @@ class Hand:
         self.redis.close()
 
 
+class Worker(SilentQueue):
+    """A queue whose steps are run at once, by threads of this process over the same Redis: turns that end, without worker processes."""
+
+    def __init__(self, threads: int = 4) -> None:
+        super().__init__()
+        self._waiting: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
+        self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(threads)]
+        self._stopping = threading.Event()
+
+    def begin(self, ports: Ports) -> None:
+        """Work on what is sent, over these ports, until `end`."""
+        self._ports = ports
+        self._keeper, self._sweeps = LeaseKeeper(ports), Sweeps(ports)
+        self._keeper.start()
+        until(lambda: ports.lease.process, "a lease")
+        self._sweeps.start()
+        self._closer = threading.Thread(target=self._close_chords, daemon=True)
+        for thread in (*self._threads, self._closer):
+            thread.start()
+
+    def end(self) -> None:
+        self._stopping.set()
+        for _ in self._threads:
+            self._waiting.put(None)
+        for thread in (*self._threads, self._closer):
+            thread.join(20)
+        self._sweeps.stop()
+        self._keeper.stop()
+
+    def send(self, steps: Sequence[StepId], **_: Any) -> None:
+        super().send(steps)
+        for step in steps:
+            self._waiting.put(functools.partial(self._run, step))
+
+    def send_outbound(self, tenant: str, delivery: Delivery, attempt: int) -> None:
+        self._waiting.put(lambda: deliver(self._ports, tenant, delivery.name, attempt))
+
+    def _work(self) -> None:
+        while (work := self._waiting.get()) is not None:
+            work()
+
+    def _run(self, step: StepId) -> None:
+        do = {StepKind.PLAN: plan, StepKind.TOOL: tool_step, StepKind.OBSERVE: observe, StepKind.DECIDE: decide_step}[step.kind]
+        do(step, self._ports)
+
+    def _close_chords(self) -> None:
+        # What Celery does when the last header of a chord has ended.
+        while not self._stopping.wait(0.02):
+            for name in self._ports.store.client.zrange("tm:sent:plan", 0, -1):
+                step = StepId.parse(str(name))
+                if step.kind is StepKind.OBSERVE:
+                    self._run(step)
+
+
 @dataclass
 class Served:
     """A gateway that is being served, with a client for it."""
@@ -116,11 +187,20 @@ class Served:
 
 
 @contextlib.contextmanager
-def served_gateway(redis_url: str, project: Project, *, pace: Pace | None = None, **settings: Any) -> Iterator[Served]:
-    """A gateway on a free port of loopback, served by uvicorn in a thread until the block ends."""
+def served_gateway(
+    redis_url: str, project: Project, *, pace: Pace | None = None, working: bool = False, mesh: Any = None, **settings: Any
+) -> Iterator[Served]:
+    """A gateway on a free port of loopback, served by uvicorn in a thread until the block ends.
+
+    Args:
+        working: turns are worked through, by threads beside it; else nothing runs them.
+    """
     made = Settings(redis_url=redis_url, **settings)
     store = Store(made)
-    ports = make_ports(made, project, store, SilentQueue(), EmptyMesh())
+    worker = Worker() if working else None
+    ports = make_ports(made, project, store, worker or SilentQueue(), mesh or EmptyMesh())
+    if worker is not None:
+        worker.begin(ports)
     app = create_app(made, ports=lambda _: ports, pace=pace)
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", lifespan="on"))
     thread = threading.Thread(target=server.run, daemon=True)
@@ -137,7 +217,16 @@ def served_gateway(redis_url: str, project: Project, *, pace: Pace | None = None
         app.state.parts.hub.stop()
         server.should_exit = True
         thread.join(20)
+        if worker is not None:
+            worker.end()
         hand.close()
+
+
+def emptied(server: RedisServer) -> str:
+    """The address of a test server, of which nothing is left from earlier tests; call it before anything uses it."""
+    with redis.Redis.from_url(server.url) as client:
+        client.flushdb()
+    return server.url
 
 
 def until(condition: Callable[[], object], what: str, *, patience_s: float = 30) -> None:

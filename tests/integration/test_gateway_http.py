@@ -186,6 +186,24 @@ def test_a_broken_body_gets_a_clear_answer(gateway: Served, content: bytes, stat
     problem(answer, status, code)
 
 
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://127.0.0.1:6379/",
+        "http://169.254.169.254/",
+        "http://[::1]/",
+        "http://[::ffff:10.0.0.5]/",
+        "http://10.0.0.5/",
+        "http://localhost/",
+        "ftp://x/",
+        "http://u:p@example.com/",
+    ],
+)
+def test_a_callback_into_the_inside_is_refused_with_a_reason(gateway: Served, url: str) -> None:
+    told = problem(gateway.client.post("/v1/agents/support/turns", json={"input": "x", "callback_url": url}), 422, "validation_error")
+    assert any("callback_url" in error["loc"] for error in told["errors"])
+
+
 def test_only_json_is_taken_as_json(gateway: Served) -> None:
     answer = gateway.client.post("/v1/agents/support/turns", content=b'{"input": "x"}', headers={"Content-Type": "text/plain"})
     problem(answer, 415, "unsupported_media_type")
@@ -481,7 +499,7 @@ def test_an_unproven_delivery_changes_nothing(keyed: Served) -> None:
         {**good, "webhook-timestamp": "soon"},
         {**good, "webhook-timestamp": str(int(good["webhook-timestamp"]) + 1)},
         signed(body, "msg_c", age_s=301),
-        signed(body, "msg_c", age_s=-301),
+        signed(body, "msg_c", age_s=-400),
         signed(body, "msg_c", secret="whsec_" + base64.b64encode(b"another secret").decode()),
     ]
     for headers in wrong:

@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 from gateway_stage import Hand, until
+from websockets.sync.client import connect
 
 from orchestration.testing.servers import RedisServer
 
@@ -67,6 +68,55 @@ def test_without_keys_it_does_not_start_on_an_open_address(environment: dict[str
             told, _ = process.communicate(timeout=60)
         assert process.returncode != 0
         assert "without API keys the gateway serves loopback only" in told
+
+
+def test_a_wrong_setting_is_told_in_one_line(environment: dict[str, str]) -> None:
+    for wrong, told in (
+        ({"TURNMILL_RATE_BURST": "many"}, "TURNMILL_RATE_BURST"),
+        ({"TURNMILL_JWT_JWKS": "/no/such/file"}, "TURNMILL_JWT_JWKS"),
+    ):
+        with uvicorn("--port", str(free_port()), env={**environment, **wrong}) as process:
+            output, _ = process.communicate(timeout=60)
+        lines = [line for line in output.splitlines() if "turnmill:" in line]
+        assert process.returncode != 0
+        assert len(lines) == 1 and told in lines[0], output
+        assert "Traceback" not in output
+
+
+def test_a_redis_that_throws_away_what_it_took_is_refused(environment: dict[str, str]) -> None:
+    with RedisServer(appendonly="off") as server:
+        redis = Hand(server.url).redis
+        redis.config_set("maxmemory-policy", "allkeys-lru")
+        with uvicorn("--port", str(free_port()), env={**environment, "TURNMILL_REDIS_URL": server.url}) as process:
+            output, _ = process.communicate(timeout=60)
+        redis.close()
+    assert process.returncode != 0
+    assert "turnmill: Redis evicts keys" in output and "Traceback" not in output
+
+
+def test_no_token_and_no_ticket_is_in_a_log_line(environment: dict[str, str]) -> None:
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    keys = '[{"key": "SECRET-OF-SOMEBODY", "sub": "a", "tenant": "t", "scopes": ["turns:read", "turns:write"]}]'
+    with uvicorn("--port", str(port), env={**environment, "TURNMILL_API_KEYS": keys}) as process:
+        until(lambda: answers(url) or process.poll() is not None, "the gateway to answer", patience_s=60)
+        header = {"Authorization": "Bearer SECRET-OF-SOMEBODY"}
+        made = httpx.post(f"{url}/v1/agents/support/turns", json={"input": "SECRET-INPUT"}, headers=header).json()
+        ticket = httpx.post(f"{url}/v1/tickets", headers=header).json()["ticket"]
+        path = f"{url}/v1/turns/{made['turn_id']}/frames"
+        assert httpx.get(path, params={"token": "SECRET-OF-SOMEBODY"}).status_code == 401
+        assert httpx.get(path, params={"access_token": "SECRET-OF-SOMEBODY"}).status_code == 401
+        with httpx.stream("GET", path, params={"ticket": ticket}) as stream:
+            assert stream.status_code == 200
+            assert next(stream.iter_lines())
+        again = httpx.post(f"{url}/v1/tickets", headers=header).json()["ticket"]
+        with connect(f"ws://127.0.0.1:{port}/v1/agents/support/channel?ticket={again}") as channel:
+            assert "conversation_id" in channel.recv()
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=60)
+    assert "/frames?…" in output and "/channel?…" in output
+    for secret in ("SECRET", ticket, again):
+        assert secret not in output
 
 
 def test_a_stop_ends_open_streams_at_once(environment: dict[str, str], turnmill_redis: RedisServer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import inspect
 import json
 from pathlib import Path
@@ -12,8 +13,9 @@ import pytest
 from pydantic import SecretStr
 
 import gateway.app
-from gateway.auth import Door, is_loopback, served_hosts
-from gateway.bodies import strict_json
+from gateway.auth import Door
+from gateway.bodies import Bodies, strict_json
+from gateway.loopback import is_loopback, served_hosts
 from gateway.problems import answer_to, status_of
 from gateway.streams import as_event
 from gateway.turns import _wanted_wait_s
@@ -31,8 +33,8 @@ class NoKeys:
 
     class client:
         @staticmethod
-        def hgetall(_: str) -> dict[str, str]:
-            return {}
+        def hlen(_: str) -> int:
+            return 0
 
 
 def door(**settings: Any) -> Door:
@@ -96,6 +98,25 @@ def test_plain_json_passes_as_it_is() -> None:
 def test_what_is_no_plain_json_is_a_bad_request(body: bytes) -> None:
     with pytest.raises(errors.BadRequest):
         strict_json(body)
+
+
+def test_a_body_that_never_ends_is_not_waited_for() -> None:
+    sent: list[dict[str, Any]] = []
+
+    async def trickle() -> dict[str, Any]:
+        await asyncio.sleep(0.005)
+        return {"type": "http.request", "body": b"x", "more_body": True}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def unreachable(*_: Any) -> None:
+        raise AssertionError("the request must not get through")
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/agents/a/turns", "headers": []}
+    asyncio.run(Bodies(unreachable, max_bytes=10_000, read_s=0.05)(scope, trickle, send))  # type: ignore[arg-type]
+    assert sent[0]["status"] == 408 and (b"connection", b"close") in sent[0]["headers"]
+    assert json.loads(sent[1]["body"])["code"] == "request_timeout"
 
 
 def test_a_lone_surrogate_is_told_with_its_place() -> None:
