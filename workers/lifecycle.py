@@ -6,15 +6,18 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from contextlib import suppress
 from typing import Any
 
 from celery import signals
 
-from orchestration.core.errors import Misconfigured
+from orchestration.core.errors import Misconfigured, StoreUnavailable
 from orchestration.core.ids import StepKind
 from orchestration.project import load_project
 from orchestration.queue.sender import refuse_broken_chords
 from orchestration.settings import load_settings
+from orchestration.state.checks import check_store
+from orchestration.state.store import Store
 from workers.approval_keys import ApprovalsOnMesh, approvals_on_mesh
 from workers.draining import leave_after
 from workers.runtime import close_runtime, runtime
@@ -61,7 +64,10 @@ def _on_init(sender: Any = None, **_: Any) -> None:
     # Celery logs what a hook raises and goes on; only the end of the process keeps a worker that cannot work from saying "ready"
     try:
         refuse_broken_chords(sender.app)
-        load_project(load_settings().agents)
+        settings = load_settings()
+        load_project(settings.agents)
+        with suppress(StoreUnavailable):  # a worker may start before Redis does
+            check_store(Store(settings))
     except Misconfigured as error:
         print(f"turnmill: {error}", file=sys.stderr, flush=True)
         raise SystemExit(2) from None

@@ -10,6 +10,7 @@ import hashlib
 import os
 import re
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -96,6 +97,7 @@ class Store:
         self._connect = connect or self._open
         self._lock = threading.Lock()
         self._threads = threading.local()
+        self._connections: weakref.WeakSet[Any] = weakref.WeakSet()
         self._pid = 0
         self._client: Client | None = None
         self._scripts: dict[str, tuple[str, str]] = {}
@@ -176,6 +178,7 @@ class Store:
         own = self._threads
         if getattr(own, "pid", 0) != os.getpid():
             own.connection, own.pid = self.client.connection_pool.make_connection(), os.getpid()
+            self._connections.add(own.connection)
         return own.connection
 
     def hash(self, key: str) -> dict[str, str]:
@@ -190,6 +193,8 @@ class Store:
 
     def close(self) -> None:
         """Close the connections."""
+        for connection in list(self._connections):
+            connection.disconnect()
         if self._client is not None:
             self._client.close()
             self._client = None

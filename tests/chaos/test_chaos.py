@@ -69,8 +69,10 @@ def scene(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Scene]
         print(f"\nTURNMILL_CHAOS_SEED={seed} TURNMILL_CHAOS_S={SECONDS:g}", flush=True)
     directory = tmp_path / "ledger"
     directory.mkdir()
+    (tmp_path / "tmp").mkdir()
     env = {
         "LEDGER_DIR": str(directory),
+        "TMPDIR": str(tmp_path / "tmp"),  # kombu leaves a file at each lost connection with messages in hand
         "GATE_TIMEOUT_S": str(GATE_S),
         "TURNMILL_LEASE_S": str(LEASE_S),
         "TURNMILL_LOST_AFTER_S": str(LOST_AFTER_S),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -110,5 +111,5 @@ def test_every_route_and_every_answer_is_described(gateway: Served) -> None:
 
 def test_the_document_holds_no_secret_and_no_place_of_this_machine(gateway: Served) -> None:
     text = gateway.client.get("/openapi.json").text
-    for word in (KEY, "whsec_", "tmk_", "Bearer ey", "/work", "/root", "127.0.0.1"):
+    for word in (KEY, "whsec_", "tmk_", "Bearer ey", str(Path.cwd()), str(Path.home()), "127.0.0.1"):
         assert word not in text
