@@ -13,6 +13,7 @@ for _name in [name for name in os.environ if name.startswith("TURNMILL_") and na
     del os.environ[_name]
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests with whole deployments run one after the other, beside all others, where a run is spread over processes.
 
