@@ -9,6 +9,9 @@ import pytest
 #: Settings of the shell that a test run honours: which Redis server to use, and the chaos run's seed and length.
 KEPT = {"TURNMILL_REDIS_URL", "TURNMILL_TEST_REDIS", "TURNMILL_FAIL_ON_SKIP", "TURNMILL_CHAOS_SEED", "TURNMILL_CHAOS_S"}
 
+#: Folders whose tests start whole deployments.
+DEPLOYMENTS = {"acceptance", "crash", "chaos"}
+
 for _name in [name for name in os.environ if name.startswith("TURNMILL_") and name not in KEPT]:
     del os.environ[_name]
 
@@ -20,7 +23,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     What they say of leases and silence would not hold on a machine that is busy with their like.
     """
     for item in items:
-        if item.get_closest_marker("slow"):
+        if item.get_closest_marker("slow") or DEPLOYMENTS & set(item.path.parts):
             item.add_marker(pytest.mark.xdist_group("deployments"))
 
 
