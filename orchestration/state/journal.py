@@ -7,6 +7,7 @@ until it is back; those of the gateway do not go through here.
 from __future__ import annotations
 
 import json
+import math
 import time
 from dataclasses import astuple, dataclass, field
 from typing import Any
@@ -24,7 +25,7 @@ from orchestration.state.leases import ProcessLease
 from orchestration.state.outbox import Outbox
 from orchestration.state.store import Store
 
-#: How long a claim or a commit waits for a Redis that is away, in seconds.
+#: How long a claim waits for a Redis that is away, in seconds.
 PATIENCE_S = 600.0
 
 
@@ -247,7 +248,8 @@ class Journal:
         return Claim(step, claim.owner, committed.fence, 1, claim.now_ms, claim.lease_ends_ms, claim.began, self._lease.deadline)
 
     def _insist(self, script: str, *args: str | int) -> list[str]:
-        give_up = time.monotonic() + PATIENCE_S
+        # a claim may be given up, since its message counts as lost then; what is claimed is ours as long as this process lives
+        give_up = time.monotonic() + PATIENCE_S if script == "claim" else math.inf
         pause = 0.02
         while True:
             try:

@@ -33,7 +33,8 @@ def observe(step: StepId, ports: Ports) -> str:
         reached("observing", step)
         following = _commit(claim, turn, round_, ports)
     except StoreUnavailable:
-        return "unavailable"
+        try_again(ports, claim, None, uncounted=True)
+        return "again"
     except Exception as error:
         log_unexpected(step, error)
         if claim.attempt < Limits().max_attempts:

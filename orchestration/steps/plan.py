@@ -74,8 +74,10 @@ def _once(claim: Claim, turn: TurnSoFar, ports: Ports) -> tuple[Claim, TurnSoFar
             reply, turn = ask(claim, turn, agent, catalogue, ports, tokens)
         reached("replied", claim.step)
         return _commit(claim, turn, ports, agent, catalogue, reply, tokens)
-    except (Fenced, StoreUnavailable):
-        return None  # somebody else has the step, or will
+    except Fenced:
+        return None  # somebody else has the step
+    except StoreUnavailable:
+        try_again(ports, claim, None, void_tokens=tokens.any, uncounted=True)  # it is ours as long as this process lives
     except ModelBusy as error:
         try_again(ports, claim, error.retry_after_s, uncounted=True)
         places.look_again()

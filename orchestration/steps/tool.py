@@ -74,7 +74,8 @@ def _answered_by_us(claim: Claim, work: ToolWork, ports: Ports) -> str:
             return PARKED if start_agent(claim, work, ports) else "started"
         return _record(claim, work, answer_here(work, claim.step.round, ports), ports, asked=True)
     except StoreUnavailable:
-        return "unavailable"
+        try_again(ports, claim, None, uncounted=True)  # nothing was asked of anybody
+        return "again"
     except TurnmillError as error:
         failed = CallResult(CallState.FAILED, dumps({"error": error.code, "message": str(error)}), error.code)
         return _record(claim, work, failed, ports, asked=False)

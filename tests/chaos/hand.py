@@ -31,6 +31,9 @@ ASKS_FOR_RESTART = 75
 
 REDIS = "redis"
 
+#: A process may give up while it starts, when Redis dies then; not later.
+_NO_REDIS = re.compile(r"StoreUnavailable|Redis is loading|Connection refused|Connection closed by server|Connection reset")
+
 
 @dataclass(order=True, slots=True)
 class _Comeback:
@@ -129,7 +132,8 @@ class Hand:
     def _exited(self, part: Part) -> None:
         status = part.status
         self._record.tell(f"{part.name} ended by itself with status {status}")
-        if status != ASKS_FOR_RESTART and not (part.name in self._starting and "StoreUnavailable" in part.log()):
+        without_redis = part.name in self._starting and _NO_REDIS.search(part.log())
+        if status != ASKS_FOR_RESTART and not without_redis:
             self._record.fault(f"{part.name} ended by itself with status {status}\n{part.tail(25)}")
 
     def _is_ready(self, part: Part) -> bool:

@@ -27,6 +27,7 @@ from orchestration.core.ids import StepId, StepKind
 from orchestration.core.principal import Principal
 from orchestration.core.turn import OnBusy
 from orchestration.testing.local import LocalTurnmill
+from workers.sweeps.dead_processes import DeadProcesses
 from workers.sweeps.due import handle_due
 
 ran: list[tuple[str, float]] = []
@@ -457,3 +458,20 @@ def test_a_claim_or_commit_whose_answer_got_lost_can_be_asked_again() -> None:
         here.queue.waiting.extend(unsent)
     assert here.turn(turn.turn_id)["answer"] == "ok" and len(here.mesh.asked) == 1
     assert {"claim", "commit"} <= set(doubled)
+
+
+def test_what_a_deposed_process_still_commits_hides_no_step_from_whoever_passes_it_on() -> None:
+    here = local(Script(says("kept")))
+    turn = here.submit("support", "hi")
+    step = here.queue.waiting.popleft()
+    claimed = here.ports.journal.claim(step)
+    assert isinstance(claimed, tuple)
+    dead = here.ports.lease.process
+    end = here.ports.leases.end_of(dead)
+    assert end is not None and here.ports.leases.depose(dead, end)
+    assert here.ports.journal.commit("dev", turn.turn_id, {"retry_in_ms": 0, "frames": []}, claimed[0]).why == "fenced"
+    assert here.ports.leases.steps_of(dead) == [step]
+    here.ports.lease.register(instead_of=dead)
+    DeadProcesses(here.ports).pass_on_steps(dead)
+    here.run()
+    assert here.turn(turn.turn_id)["answer"] == "kept"

@@ -49,10 +49,12 @@ if step then
     end
     return { 'already', unpack(again) }
   end
-  if not mine or record.state ~= 'running' or not call('ZSCORE', 'tm:leases', process_of(c.owner)) then
+  if not mine or record.state ~= 'running' then
     release(step, c.owner)
     return { 'fenced' }
   end
+  -- deposed, but not passed on yet: the step stays among those of its process, or whoever passes them on would not find it
+  if not call('ZSCORE', 'tm:leases', process_of(c.owner)) then return { 'fenced' } end
 elseif version ~= c.version then
   return { 'stale' }
 end
