@@ -29,7 +29,7 @@ dev: $(STAMP) ## run everything and keep it, with Flower, reloading the agents o
 	@$(BIN)/turnmill dev --model-server examples.model_server
 
 test: $(STAMP) ## run all tests; they start the servers that they need
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m tests.run
 
 test-fast: $(STAMP) ## run the unit tests: no server, no process, seconds
 	$(BIN)/python -m pytest tests/unit

@@ -16,15 +16,10 @@ for _name in [name for name in os.environ if name.startswith("TURNMILL_") and na
     del os.environ[_name]
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests with whole deployments run one after the other, beside all others, where a run is spread over processes.
-
-    What they say of leases and silence would not hold on a machine that is busy with their like.
-    """
-    for item in items:
-        if item.get_closest_marker("slow") or DEPLOYMENTS & set(item.path.parts):
-            item.add_marker(pytest.mark.xdist_group("deployments"))
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Whatever starts a whole deployment is slow, said or not; `tests/run.py` goes by it."""
+    if DEPLOYMENTS & set(item.path.parts):
+        item.add_marker(pytest.mark.slow)
 
 
 @pytest.hookimpl(trylast=True)
