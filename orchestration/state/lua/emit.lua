@@ -3,10 +3,17 @@
 -- Returns {"ok"} | {"fenced"} | {"ended"}
 local step = parse_step(ARGV[1])
 local state, conv = fetch(step.key, 'state', 'conv', 'seq0', 'up', step.field, 'e:' .. step.field)
-if not state or has_ended(state) then return { 'ended' } end
+if not state or has_ended(state) then
+  release(step, ARGV[2])
+  return { 'ended' }
+end
 local record = read_step(step.key, step.field)
-if not record or record.state ~= 'running' or record.owner ~= ARGV[2] or record.fence ~= tonumber(ARGV[3])
-  or not call('ZSCORE', 'tm:leases', process_of(ARGV[2])) then return { 'fenced' } end
+if not record or record.state ~= 'running' or record.owner ~= ARGV[2] or record.fence ~= tonumber(ARGV[3]) then
+  release(step, ARGV[2])
+  return { 'fenced' }
+end
+-- deposed, but not passed on yet: whoever passes it on must find it among the steps of its process
+if not call('ZSCORE', 'tm:leases', process_of(ARGV[2])) then return { 'fenced' } end
 local said = ARGV[3] .. '|' .. ARGV[5]
 if get(step.key, 'e:' .. step.field) ~= said then
   put(step.key, 'e:' .. step.field, said)

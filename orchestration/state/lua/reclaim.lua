@@ -11,8 +11,11 @@ if not record or record.state ~= 'running' or process_of(record.owner) ~= proces
 bump(step.key, 'v', 1)
 local frames = cjson.decode(ARGV[5])
 if ARGV[3] == 'again' then
+  -- a call that is asked again stays "running" meanwhile: it may have run already, and must not read "did not run" when it is cancelled
   write_step(step.key, step.field, 'ready', record.fence, '', record.attempt)
-  if step.kind == 'tool' then put(step.key, 'cs:' .. step.round .. ':' .. step.index, 'requested') end
+  if step.kind == 'plan' and string.match(get(step.key, 'e:' .. step.field) or '', '^%d+') == text(record.fence) then
+    frames[#frames + 1] = '{"kind":"retry","turn_id":"' .. step.turn .. '","round":' .. step.round .. '}' -- its tokens so far are void
+  end
   offer(step.text, sends)
 else
   local place = step.round .. ':' .. step.index
