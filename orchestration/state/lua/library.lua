@@ -489,6 +489,7 @@ local function end_turn(tenant, turn, conv, fin, sends)
   for round in string.gmatch(get(key, 'chords') or '', '%d+') do
     local group = 'celery-taskset-meta-' .. turn .. '.' .. round
     call('UNLINK', group .. '.s', group .. '.j', group .. '.d', group .. '.t')
+    call('SET', group .. '.c', 'done', 'EX', 86400) -- Celery's own mark: a header that ends late makes no new keys
   end
   call('ZREM', 'tm:due', 'deadline:' .. tenant .. '/' .. turn, 'cancel:' .. tenant .. '/' .. turn)
   for child in string.gmatch(get(key, 'kids') or '', '%S+') do abandon(tenant, child) end
