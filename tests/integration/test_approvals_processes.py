@@ -248,7 +248,9 @@ def test_an_owner_that_changes_its_schema_meanwhile_is_not_asked_what_does_not_f
         here.ask("POST", f"/v1/turns/{probe}/cancel")
         assert here.decide(id_, True).status_code == 200
         ended = here.ended(turn)
-        assert ended["calls"][0]["state"] == "failed" and ended["calls"][0]["error"]["code"] == "invalid_arguments"
+        # by whoever knows the new schema first: the worker, or the owner itself
+        assert ended["calls"][0]["state"] == "failed"
+        assert ended["calls"][0]["error"]["code"] in ("invalid_arguments", "validation_error")
         assert "iban" in ended["answer"] and not [line for line in here.ledger.lines("effects") if line.startswith(key)]
     finally:
         del tools.env["DESK_SCHEMA"]
