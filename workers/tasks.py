@@ -51,8 +51,10 @@ def plan(self: Any, tenant: str, turn_id: str, round_: int) -> None:
 @task(names.TOOL)
 def tool(self: Any, tenant: str, turn_id: str, round_: int, index: int) -> None:
     """Ask the mesh for one call; one that waits for a human leaves its chord open and holds nothing."""
-    if tool_step(names.step_of(StepKind.TOOL, tenant, turn_id, round_, index), runtime().ports) == PARKED:
+    outcome = tool_step(names.step_of(StepKind.TOOL, tenant, turn_id, round_, index), runtime().ports)
+    if outcome == PARKED:
         self.send_event(names.WAITING_EVENT)
+    if outcome in (PARKED, "ended", "unknown"):  # of an ended turn nothing counts any more: its chord's keys are gone
         raise Ignore
 
 

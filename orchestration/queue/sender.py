@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -23,6 +24,8 @@ from orchestration.queue.names import CONTROL_QUEUE, OBSERVE, OUTBOUND, QUEUES, 
 from orchestration.settings import Settings
 from orchestration.state.store import Store, translated, turn_key
 from orchestration.telemetry import continuing
+
+log = logging.getLogger("turnmill.queue")
 
 
 def load_app(dotted: str) -> Celery:
@@ -127,9 +130,14 @@ class CeleryQueue:
         if not self._may_ring():
             return {}
         rung = {}
-        for step in steps:
-            queue = self.queue_name(step.kind)
-            rung[str(step)] = (queue, self._envelopes.message(step, queue))
+        try:
+            for step in steps:
+                queue = self.queue_name(step.kind)
+                rung[str(step)] = (queue, self._envelopes.message(step, queue))
+        except (KombuError, OperationalError, OSError) as error:
+            # the first message of a kind needs a connection; without one the step goes out the usual way, later
+            log.info("a bell cannot be rung: the broker does not answer (%s)", type(error).__name__)
+            return {}
         return rung
 
     def _may_ring(self) -> bool:

@@ -93,6 +93,7 @@ class ToolWork:
     request: TurnRequest
     record: CallRecord
     approved_arguments: dict[str, Any] | None
+    maybe_ran: bool = False  #: an attempt before this one may have run
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,11 +199,12 @@ class Journal:
     @staticmethod
     def tool_work(fields: list[str]) -> ToolWork:
         """The call, from the fields of a claimed tool step."""
-        request, record, approved = fields
+        request, record, approved, maybe = fields
         return ToolWork(
             TurnRequest.from_json(json.loads(request)),
             CallRecord.from_json(json.loads(record)),
             json.loads(approved) if approved else None,
+            bool(maybe),
         )
 
     def commit(self, tenant: str, turn_id: str, change: dict[str, Any], claim: Claim | None = None) -> Committed:

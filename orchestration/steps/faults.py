@@ -66,12 +66,22 @@ def pause_before(attempt: int, asked_for_s: float | None) -> float:
     return min(MAX_PAUSE_S, max(0.05, pause))
 
 
-def try_again(ports: Ports, claim: Claim, asked_for_s: float | None, *, void_tokens: bool = False, uncounted: bool = False) -> None:
-    """Give the step back; it becomes due again after a pause. Nothing sleeps for it. `uncounted` when nothing was tried."""
+def try_again(
+    ports: Ports,
+    claim: Claim,
+    asked_for_s: float | None,
+    *,
+    void_tokens: bool = False,
+    uncounted: bool = False,
+    maybe_ran: bool = False,
+) -> None:
+    """Give the step back; it becomes due again after a pause. Nothing sleeps for it. `uncounted` when nothing was tried,
+    `maybe_ran` when its tool may have acted."""
     step = claim.step
     frames = [frame(FrameKind.RETRY, step.turn_id, step.round)] if void_tokens else []
     pause_ms = round(pause_before(claim.attempt, asked_for_s) * 1000)
-    ports.journal.commit(step.tenant, step.turn_id, {"retry_in_ms": pause_ms, "frames": frames, "uncounted": uncounted}, claim)
+    change = {"retry_in_ms": pause_ms, "frames": frames, "uncounted": uncounted, "maybe_ran": maybe_ran}
+    ports.journal.commit(step.tenant, step.turn_id, change, claim)
 
 
 def wake(ports: Ports, steps: Sequence[StepId]) -> None:

@@ -127,8 +127,11 @@ def _ask(claim: Claim, work: ToolWork, record: CallRecord, ports: Ports) -> Tool
 def _commit(claim: Claim, work: ToolWork, answer: ToolAnswer, ports: Ports, *, asked: bool) -> str:
     record = work.record
     if _may_ask_again(answer, record) and claim.attempt < MAX_ATTEMPTS:
-        try_again(ports, claim, None)
+        try_again(ports, claim, None, maybe_ran=answer.outcome is Outcome.UNKNOWN)
         return "again"
+    if work.maybe_ran and not asked:
+        # this attempt did not run, and nobody knows about the one before
+        answer, asked = ToolAnswer(Outcome.UNKNOWN, code=answer.code), True
     result = in_own_words(claim, work, ports, answer, result_of(answer, record))
     return _record(claim, work, result, ports, asked=asked)
 

@@ -73,9 +73,9 @@ class Sweeps:
         if self._reachable_since is None:
             self._reachable_since = time.monotonic()
         found = ports.outbox.sweep(lost_after_ms=self.dead.lost_after_ms(), most=MOST)
-        if time.monotonic() - self._reachable_since >= ports.settings.lease_s:
-            for process, end in found.silent:
-                self.dead.depose(process, end)
+        if found.silent and time.monotonic() - self._reachable_since >= ports.settings.lease_s:
+            # a store that only stalled let leases run out as well: who lives renews when asked
+            self.dead.question({process for process, _ in found.silent})
         for process in found.deposed:
             self.dead.pass_on_steps(process)
         send_unsent(ports, found.unsent)

@@ -11,7 +11,7 @@ confirm_sent(cjson.decode(ARGV[3]))
 local lease = call('ZSCORE', 'tm:leases', process_of(owner))
 if not lease then return { 'no_lease' } end
 local place = step.round .. ':' .. step.index
-local wanted = step.kind == 'tool' and { 'req', 'c:' .. place, 'ok:' .. place, 'seq:' .. step.round, 'parent' }
+local wanted = step.kind == 'tool' and { 'req', 'c:' .. place, 'ok:' .. place, 'maybe:' .. place, 'v', 'seq:' .. step.round, 'parent' }
   or { 'req', 'agent', 'active', 'in', 'out', 'cost', 'tools', 'parent' }
 if step.kind == 'observe' then
   wanted[#wanted + 1] = 'p:' .. step.round
@@ -42,8 +42,10 @@ local function add(values) for _, value in ipairs(values) do answer[#answer + 1]
 local function fields(...) for _, name in ipairs({ ... }) do answer[#answer + 1] = get(step.key, name) or '' end end
 
 if step.kind == 'tool' then
+  -- from here on the call may run: whoever decided otherwise about it before must look again
+  if not mine then bump(step.key, 'v', 1) end
   put(step.key, 'cs:' .. place, 'running', 'cb:' .. place, text(NOW_MS))
-  fields('req', 'c:' .. place, 'ok:' .. place)
+  fields('req', 'c:' .. place, 'ok:' .. place, 'maybe:' .. place)
   return answer
 end
 fields('req', 'agent', 'active', 'in', 'out', 'cost', 'tools')

@@ -8,7 +8,7 @@
 --   result   {round, index, state, content, refused?}   how one call ended; refused when an approved one was not asked after all
 --   spend    {in, out, cost, tools, asked}    what this step used; counts for the turn and for the conversation
 --   child    a turn that answers this step's call, as start_child takes it; the step is suspended until its end
---   retry_in_ms, uncounted?                   the same step is tried again after a pause; uncounted when nothing was tried
+--   retry_in_ms, uncounted?, maybe_ran?       the same step is tried again after a pause; uncounted when nothing was tried
 --   unless_steered                            refuse when inputs joined meanwhile
 --   claim    the next step, claimed in place by the same process
 --   close    [{round, index, state, result}]  open calls of a turn that ends
@@ -68,6 +68,7 @@ if step then
   release(step, c.owner)
   if c.retry_in_ms then
     write_step(key, step.field, 'later', record.fence, '', record.attempt - (c.uncounted and 1 or 0))
+    if c.maybe_ran then put(key, 'maybe:' .. step.round .. ':' .. step.index, '1') end
     call('ZADD', 'tm:due', text(NOW_MS + c.retry_in_ms), 'step:' .. step.text)
     emit(tenant, turn, conv, frames)
     return { 'committed', '', '0' }

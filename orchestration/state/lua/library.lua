@@ -191,7 +191,7 @@ local function confirm_sent(steps)
   end
 end
 
-local function process_of(owner) return string.match(owner, '^[^#]+') end
+local function process_of(owner) return string.match(owner, '^[^#]*') end
 
 local function claim_step(step, record, owner)
   local fence, attempt = record.fence + 1, record.attempt + 1

@@ -16,6 +16,7 @@ if ARGV[3] == 'again' then
   if step.kind == 'plan' and string.match(get(step.key, 'e:' .. step.field) or '', '^%d+') == text(record.fence) then
     frames[#frames + 1] = '{"kind":"retry","turn_id":"' .. step.turn .. '","round":' .. step.round .. '}' -- its tokens so far are void
   end
+  if step.kind == 'tool' then put(step.key, 'maybe:' .. step.round .. ':' .. step.index, '1') end
   offer(step.text, sends)
 else
   local place = step.round .. ':' .. step.index
