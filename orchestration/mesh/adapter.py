@@ -26,7 +26,7 @@ class ZenohMesh:
         self._settings = settings
         self._records = records
         self.session = session or MeshSession(settings)
-        self._caller = ToolCaller(self.session, settings)
+        self._caller = ToolCaller(self.session, settings, self._serves)
         self._discovery = Discovery(self.session, settings)
         self._hosts: list[ToolHost] = []
         self._token: Declaration | None = None
@@ -51,6 +51,9 @@ class ZenohMesh:
         self._hosts.append(host)
         self._discovery.forget()
         return host
+
+    def _serves(self, prefix: str) -> bool:
+        return any(host.serves(prefix) for host in self._hosts)
 
     def announce_process(self, process: str) -> None:
         """Hold a liveliness token in the name of this process, in place of an earlier one; it drops when the process dies."""

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import zenoh
@@ -27,10 +28,12 @@ _BARRIER = ".turnmill/barrier"
 
 
 class ToolCaller:
-    """Asks tools on the process's session. Safe for threads."""
+    """Asks tools on the process's session. Safe for threads. A tool for which `serves_here` is true is asked within the session alone:
+    Zenoh would ask one owner here and another one behind the hub."""
 
-    def __init__(self, session: MeshSession, settings: Settings) -> None:
+    def __init__(self, session: MeshSession, settings: Settings, serves_here: Callable[[str], bool] = lambda prefix: False) -> None:
         self._session = session
+        self._serves_here = serves_here
         self._secret = settings.mesh_secret.get_secret_value()
         self._owners = _Owners()
 
@@ -53,21 +56,22 @@ class ToolCaller:
             session = self._session.opened(query.timeout_s)
         except (MeshUnavailable, Misconfigured) as error:
             return ToolAnswer(Outcome.NOT_RUN, code="mesh_unavailable", message=f"{query.prefix} was not asked: {error}")
+        here = self._serves_here(query.prefix)
         try:
-            owner = self._owners.watch(session, query.prefix)
+            owner = None if here else self._owners.watch(session, query.prefix)
         except zenoh.ZError:
             return ToolAnswer(Outcome.NOT_RUN, code="mesh_unavailable", message=f"{query.prefix} was not asked: the mesh session has ended")
         asked_at = time.monotonic()
-        served = owner.served_since(asked_at)
+        served = owner is None or owner.served_since(asked_at)
         try:
-            reply = _first_reply(session, query, parts)
+            reply = _first_reply(session, query, parts, zenoh.Locality.SESSION_LOCAL if here else zenoh.Locality.ANY)
         except zenoh.ZError as error:
             # Nothing tells how far it came.
             log.warning("the query of %s failed: %s", query.prefix, type(error).__name__)
             return ToolAnswer(Outcome.UNKNOWN, code="no_reply", message=f"asking {query.prefix} failed; whether it ran is unknown")
         if reply is not None:
             return _read(reply, query)
-        if served or owner.served_since(asked_at):
+        if served or (owner is not None and owner.served_since(asked_at)):
             return ToolAnswer(
                 Outcome.UNKNOWN, code="no_reply", message=f"{query.prefix} took the call and answered nothing; what it did is unknown"
             )
@@ -99,9 +103,15 @@ class ToolCaller:
         return parts
 
 
-def _first_reply(session: zenoh.Session, query: ToolQuery, parts: dict[str, Any]) -> zenoh.Reply | None:
+def _first_reply(session: zenoh.Session, query: ToolQuery, parts: dict[str, Any], destination: zenoh.Locality) -> zenoh.Reply | None:
     stop = zenoh.CancellationToken()
-    replies = session.get(consolidation=zenoh.ConsolidationMode.NONE, timeout=max(query.timeout_s, 0.001), cancellation_token=stop, **parts)
+    replies = session.get(
+        consolidation=zenoh.ConsolidationMode.NONE,
+        allowed_destination=destination,
+        timeout=max(query.timeout_s, 0.001),
+        cancellation_token=stop,
+        **parts,
+    )
     try:
         reply: zenoh.Reply = replies.recv()
         return reply

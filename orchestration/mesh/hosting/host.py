@@ -62,6 +62,7 @@ class ToolHost:
     ) -> None:
         self.service = service or f"{settings.service}-tools"
         self.tools = distinct(tools)
+        self._prefixes = frozenset(tool.spec.prefix for tool in self.tools)
         self._secret = settings.mesh_secret.get_secret_value()
         self._session = session
         self._records = records
@@ -90,6 +91,10 @@ class ToolHost:
                 query.reply(key, manifest, encoding=zenoh.Encoding.APPLICATION_JSON)
 
         self._declarations.append(self._declare(key, tell))
+
+    def serves(self, prefix: str) -> bool:
+        """Whether this host takes calls of the tool at `prefix` now."""
+        return bool(self._declarations) and not self._closing and prefix in self._prefixes
 
     def close(self, drain_s: float = 0.0) -> bool:
         """Take no more calls, wait at most `drain_s` seconds for those in hand, then stop; whether all had ended.
