@@ -6,7 +6,6 @@ until it is back; those of the gateway do not go through here.
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from dataclasses import astuple, dataclass, field
@@ -19,7 +18,7 @@ from orchestration.core.errors import StoreUnavailable
 from orchestration.core.ids import StepId
 from orchestration.core.limits import NOTHING, Spent
 from orchestration.core.model import ModelReply, RequestedCall, Usage
-from orchestration.core.safe_json import dumps
+from orchestration.core.safe_json import dumps, loads
 from orchestration.core.turn import TurnRequest
 from orchestration.state.leases import ProcessLease
 from orchestration.state.outbox import Outbox
@@ -128,7 +127,7 @@ def reply_as_json(reply: ModelReply) -> str:
 
 def reply_from_json(text: str) -> ModelReply:
     """A model's reply from what the journal kept of it."""
-    data = json.loads(text)
+    data = loads(text)
     calls = tuple(RequestedCall(name, arguments, id_) for name, arguments, id_ in data["calls"])
     usage = Usage(*data.get("usage", ()))
     return ModelReply(data["content"], calls, data["thinking"], data["finish"], usage, data["model"], data.get("blocks", ""))
@@ -166,13 +165,13 @@ class Journal:
         kept, kept_from, compacted, *totals = fields[7:16]
         last_in, asked, all_in, all_out, all_cost, all_tools = _numbers(totals)
         count = int(fields[16])
-        parsed = TurnRequest.from_json(json.loads(request))
+        parsed = TurnRequest.from_json(loads(request))
         turn = TurnSoFar(
             request=parsed,
             # a handoff of this turn, or one of earlier turns that were addressed to the same agent
             agent=active or (kept if kept and kept_from == agent else agent),
             usage=Usage(tokens_in, tokens_out),
-            entries=[json.loads(entry) for entry in fields[17 : 17 + count]],
+            entries=[loads(entry) for entry in fields[17 : 17 + count]],
             view=View.from_json(compacted),
             spent=Spent(0, tools, tokens_in, tokens_out, cost),
             conversation_spent=Spent(asked, all_tools, all_in, all_out, all_cost),
@@ -189,9 +188,9 @@ class Journal:
             record, state, result = fields[2 + 3 * i : 5 + 3 * i]
             calls.append(
                 Call(
-                    CallRecord.from_json(json.loads(record)),
+                    CallRecord.from_json(loads(record)),
                     CallState(state),
-                    CallResult.from_json(json.loads(result)) if result else None,
+                    CallResult.from_json(loads(result)) if result else None,
                 )
             )
         return RoundSoFar(reply_from_json(reply), calls)
@@ -201,9 +200,9 @@ class Journal:
         """The call, from the fields of a claimed tool step."""
         request, record, approved, maybe = fields
         return ToolWork(
-            TurnRequest.from_json(json.loads(request)),
-            CallRecord.from_json(json.loads(record)),
-            json.loads(approved) if approved else None,
+            TurnRequest.from_json(loads(request)),
+            CallRecord.from_json(loads(record)),
+            loads(approved) if approved else None,
             bool(maybe),
         )
 
@@ -224,7 +223,7 @@ class Journal:
         return Committed(
             "committed",
             [StepId.parse(text) for text in answer[3 + joined :]],
-            [json.loads(text) for text in answer[3 : 3 + joined]],
+            [loads(text) for text in answer[3 : 3 + joined]],
             int(answer[1] or 0),
         )
 

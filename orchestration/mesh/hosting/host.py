@@ -190,9 +190,16 @@ class ToolHost:
 
     def _run(self, call: Incoming) -> None:
         def done(answer: Answer) -> None:
-            if call.record is not None and self._records is not None:
+            if call.record is None or self._records is None:
+                self._settle(call, answer)
+                return
+            # The caller need not wait for the record: a repeat that comes before it waits for this host, as one that came while the
+            # tool ran.
+            try:
+                call.reply(answer)
+            finally:
                 self._remember(call, answer)
-            self._settle(call, answer)
+                self._ended()
 
         self._runner.run(
             call.tool,
@@ -231,9 +238,12 @@ class ToolHost:
         try:
             call.drop() if answer is None else call.reply(answer)
         finally:
-            with self._idle:
-                self._calls -= 1
-                self._idle.notify_all()
+            self._ended()
+
+    def _ended(self) -> None:
+        with self._idle:
+            self._calls -= 1
+            self._idle.notify_all()
 
 
 def _of_claim(call: Incoming, claim: Claim) -> Answer:
