@@ -10,13 +10,19 @@ from __future__ import annotations
 import base64
 import copy
 import json
+import re
 import uuid
 from typing import Any
 
 from celery import Celery
 
 from orchestration.core.ids import StepId
+from orchestration.core.safe_json import dumps
 from orchestration.queue.names import TASKS, arguments
+
+#: What stands in a sample for each value that differs from message to message.
+_PLACES = {name: f"@turnmill-{name}@" for name in ("id", "root", "parent", "args", "tag", "body")}
+_PLACE = re.compile('"@turnmill-([a-z]+)@"')
 
 
 class Envelopes:
@@ -24,7 +30,7 @@ class Envelopes:
 
     def __init__(self, app: Celery) -> None:
         self._app = app
-        self._samples: dict[tuple[str, str], dict[str, Any]] = {}
+        self._samples: dict[tuple[str, str], tuple[list[str], str]] = {}
 
     def message(self, step: StepId, queue: str) -> str:
         """The message of a step outside any chord, ready to be pushed."""
@@ -32,20 +38,21 @@ class Envelopes:
         sample = self._samples.get((name, queue))
         if sample is None:
             sample = self._samples[name, queue] = self._sample(name, queue)
+        parts, rest = sample
         args = arguments(step)
-        task_id = step.task_id
-        headers = sample["headers"] | {
-            "id": task_id,
-            "root_id": step.root_task_id,
-            "parent_id": step.parent_task_id,
-            "argsrepr": repr(tuple(args)),
+        values = {
+            "id": dumps(step.task_id),
+            "root": dumps(step.root_task_id),
+            "parent": dumps(step.parent_task_id),
+            "args": dumps(repr(tuple(args))),
+            "tag": f'"{uuid.uuid4()}"',
+            "body": f'"{base64.b64encode(f"[{dumps(args)}{rest}".encode()).decode()}"',
         }
-        properties = sample["properties"] | {"correlation_id": task_id, "delivery_tag": str(uuid.uuid4())}
-        body = base64.b64encode(json.dumps([args, *sample["rest"]]).encode()).decode()
-        return json.dumps(sample["message"] | {"body": body, "headers": headers, "properties": properties})
+        # text and names of values take turns
+        return "".join(values[part] if number % 2 else part for number, part in enumerate(parts))
 
-    def _sample(self, name: str, queue: str) -> dict[str, Any]:
-        """A message of this task as kombu prepares it, taken apart."""
+    def _sample(self, name: str, queue: str) -> tuple[list[str], str]:
+        """A message of this task as kombu prepares it, cut at what differs; and what its body has behind the arguments."""
         headers, properties, body, _ = self._app.amqp.as_task_v2("sample", name, [], {}, kwargsrepr="{}", ignore_result=True)
         with self._app.producer_or_acquire() as producer:
             encoded, content_type, encoding = producer._prepare(body, "json", None, None, None, headers)
@@ -56,5 +63,11 @@ class Envelopes:
             channel._inplace_augment_message(message, "", queue)
         if message["properties"]["body_encoding"] != "base64":
             raise ValueError("an encoding of the body that is not known here")
-        rest = json.loads(base64.b64decode(message["body"]))[1:]
-        return {"message": message, "headers": message["headers"], "properties": message["properties"], "rest": rest}
+        kwargs_and_embed = json.loads(base64.b64decode(message["body"]))[1:]
+        places = {"id": _PLACES["id"], "root_id": _PLACES["root"], "parent_id": _PLACES["parent"], "argsrepr": _PLACES["args"]}
+        filled: dict[str, Any] = message | {
+            "body": _PLACES["body"],
+            "headers": message["headers"] | places,
+            "properties": message["properties"] | {"correlation_id": _PLACES["id"], "delivery_tag": _PLACES["tag"]},
+        }
+        return _PLACE.split(json.dumps(filled)), "".join(f",{json.dumps(part)}" for part in kwargs_and_embed) + "]"

@@ -60,9 +60,9 @@ def refuse_broken_chords(app: Celery) -> None:
         raise Misconfigured("result_chord_expires: must be 0, or an approval that waits for longer breaks its chord")
 
 
-def _somebody_listens(app: Celery) -> bool:
-    """Whether publishing must go through Celery's signals and events: for traces, or for a host's own hooks."""
-    return bool(signals.before_task_publish.receivers or signals.after_task_publish.receivers or app.conf.task_send_sent_event)
+def _somebody_listens() -> bool:
+    """Whether publishing must go through Celery's signals: for traces, or for a host's own hooks."""
+    return bool(signals.before_task_publish.receivers or signals.after_task_publish.receivers)
 
 
 class CeleryQueue:
@@ -141,8 +141,8 @@ class CeleryQueue:
         return rung
 
     def _may_ring(self) -> bool:
-        app = self.app
         if self._one_redis is None:
+            app = self.app
             options = app.conf.broker_transport_options or {}
             self._one_redis = (
                 self._settings.redis_url.startswith("redis://")
@@ -152,8 +152,9 @@ class CeleryQueue:
                 and all(self._route(kind)["queue"].exchange.type == "direct" for kind in TASKS)
                 and app.conf.task_serializer == "json"
                 and not app.conf.task_compression
+                and not app.conf.task_send_sent_event
             )
-        return self._one_redis and not _somebody_listens(app)
+        return self._one_redis and not _somebody_listens()
 
     def send_outbound(self, tenant: str, delivery: Delivery, attempt: int) -> None:
         """Send the task of one attempt of a delivery, with ids only.
@@ -229,7 +230,7 @@ class CeleryQueue:
             **options,
         )
         queue = route["queue"]
-        if _somebody_listens(app) or queue.exchange.type != "direct":
+        if _somebody_listens() or app.conf.task_send_sent_event or queue.exchange.type != "direct":
             app.amqp.send_task_message(producer, TASKS[step.kind], message, serializer="json", **route)
             return
         # what Celery's own sender does for a direct exchange, without the signals that nobody receives: less than half the CPU
