@@ -7,6 +7,7 @@ until it is back; those of the gateway do not go through here.
 from __future__ import annotations
 
 import math
+import secrets
 import time
 from dataclasses import astuple, dataclass, field
 from typing import Any
@@ -213,6 +214,8 @@ class Journal:
         """
         if claim is not None:
             change = {**change, "step": str(claim.step), "owner": claim.owner, "fence": claim.fence}
+        else:
+            change = {**change, "change": secrets.token_hex(8)}
         run = self._insist if claim is not None else self._store.run
         answer = run("commit", tenant, turn_id, dumps(change), self._outbox.take_confirmations())
         if answer[0] == "already":
@@ -241,7 +244,7 @@ class Journal:
         self, tenant: str, turn_id: str, version: str, round_: int, index: int, result: str, state: str, frames: list[str]
     ) -> list[StepId] | None:
         """End one call that waits for its step or runs; what is returned must be sent. None when the turn moved on since `version`."""
-        answer = self._store.run("cancel_call", tenant, turn_id, version, round_, index, result, state, dumps(frames))
+        answer = self._store.run("cancel_call", tenant, turn_id, version, round_, index, result, state, dumps(frames), secrets.token_hex(8))
         return [StepId.parse(text) for text in answer[1:]] if answer[0] == "ok" else None
 
     def claimed_next(self, claim: Claim, committed: Committed, step: StepId) -> Claim:

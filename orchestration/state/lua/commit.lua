@@ -15,6 +15,7 @@
 --   due      the entry of tm:due that this change answers: refused unless it still is due
 --   expired  the approval whose time was up, when that ends the turn
 --   fin      {state, stop, answer?, output?, error?, by?, from?}
+--   change   the name of a change from outside, so that one whose answer got lost can be asked again
 --   ring     {step: [queue, message]}         what this script can send itself
 -- Returns {"committed", fence of the claimed step or "", number of joined inputs, joined inputs..., sends...}
 --       | {"already", sends...}: the same commit was made before and its answer got lost
@@ -26,6 +27,7 @@ confirm_sent(cjson.decode(ARGV[4]))
 
 local step = c.step and parse_step(c.step)
 local state, conv, version = fetch(key, 'state', 'conv', 'v', 'seq0', 'in', 'out', 'steered', 'aps', 'chords', 'up', 'parent', 'kids', step and step.field or 'v')
+if state and c.change and get(key, 'last') == c.change then return { 'already' } end -- what it sent is in the outbox
 if not state or has_ended(state) then
   if step then
     release(step, c.owner)
@@ -50,7 +52,7 @@ if step then
     return { 'already', unpack(again) }
   end
   if not mine or record.state ~= 'running' then
-    release(step, c.owner)
+    let_go(step, record, c.owner)
     return { 'fenced' }
   end
   -- deposed, but not passed on yet: the step stays among those of its process, or whoever passes them on would not find it
@@ -63,6 +65,7 @@ if c.unless_steered and get(key, 'steered') then return { 'steered' } end
 
 RING = c.ring or RING
 bump(key, 'v', 1)
+if c.change then put(key, 'last', c.change) end
 local sends, frames = {}, c.frames or {}
 if step then
   release(step, c.owner)

@@ -9,7 +9,7 @@ if not state or has_ended(state) then
 end
 local record = read_step(step.key, step.field)
 if not record or record.state ~= 'running' or record.owner ~= ARGV[2] or record.fence ~= tonumber(ARGV[3]) then
-  release(step, ARGV[2])
+  let_go(step, record, ARGV[2])
   return { 'fenced' }
 end
 -- deposed, but not passed on yet: whoever passes it on must find it among the steps of its process

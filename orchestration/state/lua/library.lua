@@ -25,7 +25,7 @@
 --   tm:model:{name}:…               places and rates of a model with limits; see model_take.lua
 --
 -- Fields of a turn: req (JSON, never changes), entry (its input as a log entry), state, stop, agent, rounds, in, out, started, ended,
---   trace (traceparent), h:{round} (its chord, JSON), steered (inputs joined it), seq0, seqn (numbers of its first and last frame), answer, error, aps (ids of its approvals), chords (rounds with one), v (version);
+--   trace (traceparent), h:{round} (its chord, JSON), steered (inputs joined it), seq0, seqn (numbers of its first and last frame), answer, error, aps (ids of its approvals), chords (rounds with one), v (version), last (the change from outside that made it);
 --   s:{round}:{kind}:{index} = "state|fence|owner|attempt", state one of ready, gated, parked, later, running, done; owner is "process#claim";
 --   p:{round} the model's reply; n:{round} number of calls; left:{round} calls without a result; wait:{round} calls at a human;
 --   c:{round}:{i} the call; cs:{round}:{i} its state; cr:{round}:{i} its result; cb:/ce: when it began and ended (ms);
@@ -33,6 +33,7 @@
 --   clock what is left of the deadline (ms) while it stands still; tell the ways in which the turn's end is told to the outside
 --   active the agent that goes on with it after a handoff; cost (millionths), tools (asked by it), asked (model calls); seq:{round} its calls run in order;
 --   of a turn that runs for a call of another's: parent = "turn round index", up and told, the beginnings of frames of that turn's;
+--   joined in place of all these: the turn that an input joined instead of becoming one of its own; kept for 10 minutes, in case it is submitted again;
 --   of the other: kids (turns started), kid:{round}:{i} the turn that answers this call, kw:{round}:{i} 1 while that waits for a human
 -- Fields of a conversation besides those above: active, active_from (the agent that goes on with turns addressed to that one), compacted (the view
 --   that is sent of its older part), last_in (input tokens of its last model call), in, out, cost, tools, asked (what all its turns used)
@@ -203,6 +204,12 @@ end
 
 local function release(step, owner)
   call('SREM', 'tm:run:' .. process_of(owner), step.text)
+end
+
+-- What is left of a claim that counts no more. A newer claim of the same process keeps its place, or nobody would find the step when that dies.
+local function let_go(step, record, owner)
+  if record and record.state == 'running' and process_of(record.owner) == process_of(owner) then return end
+  release(step, owner)
 end
 
 local function turn_frame(turn, state, position)

@@ -25,8 +25,9 @@ local function remember(id, state, position)
 end
 
 -- the same call again, whose answer got lost
-local before = get(key, 'state')
+local before, joined = fetch(key, 'state', 'joined')
 if before then return { 'new', turn, before, '0' } end
+if joined then return { 'steered', joined, get(turn_key(tenant, joined), 'state') or 'completed' } end
 
 local running, seq, known_agent, created = fetch(ck, 'running', 'seq', 'agent', 'created')
 local policy = ARGV[7]
@@ -40,6 +41,8 @@ if running and policy == 'steer' then
   local state = get(rk, 'state')
   emit(tenant, running, conv, { '{"kind":"turn","turn_id":"' .. running .. '","state":"' .. state .. '","steered":true}' })
   remember(running, state, 0)
+  call('HSET', key, 'joined', running)
+  call('EXPIRE', key, 600)
   return { 'steered', running, state }
 end
 if running and call('LLEN', ck .. ':mail') >= tonumber(ARGV[12]) then return { 'full', 'conversation' } end
