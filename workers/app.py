@@ -11,7 +11,13 @@ from orchestration.settings import Settings, load_settings
 
 def make_app(settings: Settings) -> Celery:
     """The app on the given settings."""
-    app = Celery("turnmill", broker=settings.broker, backend=settings.redis_url, include=["workers.tasks"])
+    app = Celery(
+        "turnmill",
+        broker=settings.broker,
+        backend=settings.redis_url,
+        include=["workers.tasks"],
+        amqp="orchestration.queue.broker:Amqp",
+    )
     app.conf.update(
         task_serializer="json",
         accept_content=["json"],
@@ -35,6 +41,7 @@ def make_app(settings: Settings) -> Celery:
         },
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,
+        broker_channel_error_retry=True,  # a Redis that takes no writes just now: a replica before its promotion, a full disk
         broker_connection_timeout=2,
         task_ignore_result=True,
         task_acks_late=True,

@@ -24,6 +24,9 @@ from redis.retry import Retry
 from orchestration.core.errors import StoreUnavailable
 from orchestration.settings import Settings
 
+#: What a server says that is no primary any more: the next attempt goes to whatever the address leads to by then.
+DEMOTED = (redis.exceptions.ReadOnlyError, redis.exceptions.MasterDownError)
+
 #: Connections of one process; threads beyond that wait for a free one.
 MAX_CONNECTIONS = 200
 
@@ -116,6 +119,7 @@ class Store:
             # one silent reconnect: a connection that idled while Redis restarted is no fault of the caller's, and every
             # script is safe to run twice
             retry=Retry(NoBackoff(), 1),
+            retry_on_error=list(DEMOTED),
             client_name="turnmill",
         )
         return redis.Redis(connection_pool=pool)
@@ -158,12 +162,12 @@ class Store:
                     return self._exchange(connection, "EVALSHA", digest, args)
                 except redis.exceptions.NoScriptError:
                     return self._exchange(connection, "EVAL", text, args)
-            except redis.ResponseError:
-                raise
-            except (redis.ConnectionError, redis.TimeoutError):
+            except (*DEMOTED, redis.ConnectionError, redis.TimeoutError):
                 connection.disconnect()
                 if last:
                     raise
+            except redis.ResponseError:
+                raise
             except BaseException:
                 connection.disconnect()  # its reply may still be on the way
                 raise

@@ -15,7 +15,7 @@ import socket
 import ssl
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal, cast
 from urllib.parse import unquote, urlsplit
@@ -75,10 +75,14 @@ class RedisServer:
     Args:
         appendonly: its disk policy: `off`, `everysec` or `always`. It keeps its data over `restart()` unless `off`.
         binary: see `server_binary`.
+        options: more of its configuration, by name; heard at each start.
     """
 
-    def __init__(self, *, appendonly: Persistence = "everysec", binary: Binary | None = None) -> None:
+    def __init__(
+        self, *, appendonly: Persistence = "everysec", binary: Binary | None = None, options: Mapping[str, str] | None = None
+    ) -> None:
         self.external = False
+        self.options = dict(options or {})
         self._appendonly = appendonly
         self._program = server_binary(binary)
         self._port = 0
@@ -203,6 +207,7 @@ class RedisServer:
             "maxmemory-policy": "noeviction",
             "appendonly": "no" if self._appendonly == "off" else "yes",
             "appendfsync": "everysec" if self._appendonly == "off" else self._appendonly,
+            **self.options,
         }
         return [str(self._program), *(part for name, value in options.items() for part in (f"--{name}", value))]
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import httpx
 import pytest
+import redis
 
+from orchestration.testing.servers import RedisServer
 from tests.crash.conftest import Deployment
 
 pytestmark = pytest.mark.slow
@@ -62,6 +65,96 @@ def test_a_restart_with_steps_in_flight_loses_nothing(deploy: Deploy) -> None:
     watcher.join(60)
     stored = [frame["seq"] for frame in here.frames(turns[0])]
     assert watched == stored, "each frame once, in order, across the restarts"
+    assert all(here.stack[name].running for name in here.stack.names()), "nobody had to be restarted"
+
+
+def make_slow_to_load(server: RedisServer) -> None:
+    """Give it so much that it answers "loading" for some seconds at each start."""
+    pipe = redis.Redis.from_url(server.url).pipeline(transaction=False)
+    for i in range(15_000):
+        pipe.set(f"ballast:{i}", i)
+    pipe.execute()
+    server.options["key-load-delay"] = "200"
+
+
+def loads_again(server: RedisServer) -> threading.Thread:
+    """Kill it and start it again; the thread that waits until it has loaded."""
+    server.kill()
+    starting = threading.Thread(target=server.start)
+    starting.start()
+    return starting
+
+
+def says_loading(server: RedisServer) -> bool:
+    try:
+        with redis.Redis.from_url(server.url) as client:
+            client.ping()
+    except redis.exceptions.BusyLoadingError:
+        return True
+    except redis.RedisError:
+        pass
+    return False
+
+
+def test_while_redis_loads_its_data_everybody_waits(deploy: Deploy, tmp_path: Path) -> None:
+    dumps = tmp_path / "tmp"
+    dumps.mkdir()
+    here = deploy(workers=1, TMPDIR=str(dumps))
+    server = here.stack.redis
+    make_slow_to_load(server)
+    turns = [here.submit(f"t{i}", [("write", {"key": f"e{i}", "sleep_s": 2.0})], sleep_s=1.0) for i in range(4)]
+    here.until(lambda: here.ledger.asked("t3") == 1, "the model to be asked")
+    for _ in range(2):
+        starting = loads_again(server)
+        here.until(lambda: says_loading(server), "Redis to load")
+        away = here.http.post("/v1/agents/ledger/turns", json={"input": json.dumps({"name": "away"})})
+        assert away.status_code == 503 and away.headers["Retry-After"] and away.json()["code"] == "store_unavailable"
+        starting.join()
+    for i, turn in enumerate(turns):
+        ended = here.ended(turn)
+        assert ended["state"] == "completed" and ended["calls"][0]["state"] == "completed"
+        assert here.ledger.effects(f"e{i}") == 1 and here.ledger.asked(f"t{i}") == 2
+    assert all(here.stack[name].running for name in here.stack.names()), "nobody had to be restarted"
+    assert list(dumps.iterdir()) == [], "no message was left in a file"
+
+
+def test_a_worker_that_starts_while_redis_loads_waits_for_it(deploy: Deploy) -> None:
+    here = deploy()
+    server = here.stack.redis
+    make_slow_to_load(server)
+    turn = here.submit("a", [("write", {"key": "e"})])
+    starting = loads_again(server)
+    here.until(lambda: says_loading(server), "Redis to load")
+    worker = here.worker()
+    starting.join()
+    assert here.ended(turn)["state"] == "completed" and worker.running
+
+
+def test_a_worker_survives_a_redis_that_loads_while_it_says_hello(here: Deployment, name: str, tmp_path: Path) -> None:
+    worker = here.worker(CELERY_FAULT=f"mingle:{tmp_path / 'hello'}")
+    assert (tmp_path / "hello").exists()
+    assert here.ended(here.submit(name))["state"] == "completed" and worker.running
+
+
+def test_a_redis_that_is_no_primary_for_a_while_is_waited_for(deploy: Deploy) -> None:
+    here = deploy(workers=1, TURNMILL_LEASE_S="2")
+    server = redis.Redis.from_url(here.stack.redis.url)
+    turns = [here.submit(f"t{i}", [("write", {"key": f"e{i}", "sleep_s": 1.0})], sleep_s=1.0) for i in range(4)]
+    here.until(lambda: here.ledger.asked("t3") == 1, "the model to be asked")
+    for stale in ("yes", "no"):  # the first refuses writes only, the second everything
+        server.config_set("replica-serve-stale-data", stale)
+        server.replicaof("127.0.0.1", "1")
+        for route in ("/v1/agents/ledger/turns", "/v1/turns/none/cancel")[: 1 if stale == "yes" else 2]:
+            away = here.http.post(route, json={"input": json.dumps({"name": "away"})} if route.endswith("turns") else None)
+            assert away.status_code == 503 and away.headers["Retry-After"], away.text
+        before = here.stack["control"].log().count("the store")
+        here.until(lambda before=before: here.stack["control"].log().count("the store") > before + 12, "it to last")
+        server.replicaof("NO", "ONE")
+        here.until(lambda: here.http.get("/v1/approvals").status_code == 200, "the gateway to be back")
+    for i, turn in enumerate(turns):
+        ended = here.ended(turn)
+        assert ended["state"] == "completed" and ended["calls"][0]["state"] == "completed"
+        assert here.ledger.effects(f"e{i}") == 1 and here.ledger.asked(f"t{i}") == 2
     assert all(here.stack[name].running for name in here.stack.names()), "nobody had to be restarted"
 
 
