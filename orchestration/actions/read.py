@@ -10,13 +10,14 @@ from orchestration.core.agent import Agent
 from orchestration.core.agent_tool import child_turn_id
 from orchestration.core.approval import ApprovalState, as_api
 from orchestration.core.audit import audit_as_api
+from orchestration.core.catalogue import of_wishes
 from orchestration.core.errors import ConversationBusy, Invalid, NotFound
 from orchestration.core.gate import Gate, gate_for
 from orchestration.core.ids import is_id
 from orchestration.core.limits import usage_shown
 from orchestration.core.model import Usage
 from orchestration.core.times import rfc3339
-from orchestration.core.tool import ToolSpec
+from orchestration.core.tool import Discover, ToolSpec, demanded
 from orchestration.core.turn import ENDED
 from orchestration.state.conversations import CallView, TurnView
 from orchestration.wiring import Ports
@@ -127,9 +128,13 @@ def agent_list(ports: Ports) -> list[dict[str, Any]]:
 
 
 def agent(ports: Ports, name: str) -> dict[str, Any]:
-    """One agent; raises UnknownAgent. Its discovered tools are those that the mesh shows now."""
+    """One agent; raises UnknownAgent. Its discovered tools, and what owners demand of the others, are as the mesh shows them now."""
     found = ports.project.agent(name)
-    specs = [*found.known_tools(), *(ports.mesh.discover(found.discoveries()) if found.discoveries() else [])]
+    wishes = [*found.discoveries(), *(Discover((spec.prefix,)) for spec in found.of_others())]
+    on_mesh = {spec.prefix: spec for spec in ports.mesh.discover(wishes)} if wishes else {}
+    known = [demanded(spec, on_mesh.get(spec.prefix)) for spec in found.known_tools()]
+    named = {spec.prefix for spec in known}
+    specs = [*known, *(spec for spec in of_wishes(found.discoveries(), list(on_mesh.values())) if spec.prefix not in named)]
     return {
         "name": found.name,
         "description": found.description,

@@ -172,6 +172,10 @@ class Agent:
                 known.append(source)
         return known
 
+    def of_others(self) -> list[ToolSpec]:
+        """The tools declared by hand: their owners serve them elsewhere, and may demand more than is declared."""
+        return [source for source in self.tools if isinstance(source, ToolSpec)]
+
     def nested_agents(self) -> list[str]:
         """The agents that it may ask as tools."""
         return [source.agent for source in self.tools if isinstance(source, AgentTool)]

@@ -259,6 +259,14 @@ def owned(spec: ToolSpec, owner: ToolSpec | None) -> ToolSpec:
     )
 
 
+def demanded(spec: ToolSpec, owner: ToolSpec | None) -> ToolSpec:
+    """A tool that an agent declares by hand, under the approval that its owner demands: whoever declares it cannot waive that."""
+    if owner is None or not owner.approval:
+        return spec
+    reason = next((said for said in (owner.approval, spec.approval) if isinstance(said, str)), True)
+    return replace(spec, approval=reason)
+
+
 def build_catalogue(specs: Sequence[ToolSpec]) -> dict[str, ToolSpec]:
     """The tools of one round by the name that the model sees.
 

@@ -28,16 +28,20 @@ ANSWER_S = 1.0
 #: How long the first refresh waits for a connection, in seconds.
 CONNECT_S = 2.0
 
+#: Lists of wishes whose answer is kept until the next refresh.
+_MAX_CHOSEN = 256
+
 #: Remembered complaints; beyond that they are forgotten and may be made again.
 _MAX_COMPLAINTS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What was heard, when (monotonic seconds), by service."""
+    """What was heard, when (monotonic seconds), by service; and what was chosen of it for each list of wishes so far."""
 
     at: float = float("-inf")
     manifests: dict[str, tuple[Manifest, ...]] = field(default_factory=dict)
+    chosen: dict[tuple[Discover, ...], tuple[ToolSpec, ...]] = field(default_factory=dict)
 
 
 class Discovery:
@@ -55,8 +59,14 @@ class Discovery:
         """The tools that match one of `wishes`, by prefix. While the mesh is away, those that were known last."""
         if not wishes:
             return []
-        manifests = self._current().manifests
-        return select([manifest for of_service in manifests.values() for manifest in of_service], wishes)
+        known, asked = self._current(), tuple(wishes)
+        found = known.chosen.get(asked)
+        if found is None:
+            found = tuple(select([manifest for of_service in known.manifests.values() for manifest in of_service], asked))
+            if len(known.chosen) >= _MAX_CHOSEN:
+                known.chosen.clear()
+            known.chosen[asked] = found
+        return list(found)
 
     def forget(self) -> None:
         """Ask the mesh again at the next call."""

@@ -20,7 +20,7 @@ from orchestration.core.local_calls import loaded_so_far
 from orchestration.core.model import Message, Model, ModelFault, ModelReply
 from orchestration.core.round import is_closing
 from orchestration.core.safe_json import clean
-from orchestration.core.tool import Discover, ToolSpec, attached_tools, owned
+from orchestration.core.tool import Discover, ToolSpec, attached_tools, demanded, owned
 from orchestration.core.turn import TurnRequest
 from orchestration.models.calling import call_model
 from orchestration.models.loop_thread import loop_thread
@@ -53,10 +53,10 @@ def round_catalogue(agent: Agent, request: TurnRequest, ports: Ports, round_: in
     if is_closing(agent, limits_of(agent, request), round_):
         return catalogue_of(agent, (), closing=True)
     attached = attached_tools(request.tools)
-    wishes = [*agent.discoveries(), *(Discover((spec.prefix,)) for spec in attached)]
+    wishes = [*agent.discoveries(), *(Discover((spec.prefix,)) for spec in (*agent.of_others(), *attached))]
     found = ports.mesh.discover(wishes) if wishes else []
     owners = {spec.prefix: spec for spec in found}
-    declared = [_described(spec, described) for spec in agent.known_tools()]
+    declared = [_described(demanded(spec, owners.get(spec.prefix)), described) for spec in agent.known_tools()]
     declared += [owned(spec, owners.get(spec.prefix)) for spec in attached]
     loaded = loaded_so_far(entries) if agent.tool_loading == "deferred" else ()
     return catalogue_of(agent, declared, of_wishes(agent.discoveries(), found), loaded=loaded, described=described)

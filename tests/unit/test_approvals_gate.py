@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from orchestration import Agent, Allow, Ask, Deny, Gate, MeshTool, PolicyCall, discover
+from orchestration.actions.read import agent as agent_shown
 from orchestration.core.errors import Misconfigured
 from orchestration.core.gate import OnExpiry, gate_for
 from orchestration.core.tool import ToolSpec
@@ -178,3 +179,33 @@ def test_a_policy_that_must_be_awaited_is_refused() -> None:
 
     with pytest.raises(Misconfigured, match="policy"):
         Agent("a", Script(), policy=policy)  # type: ignore[arg-type]
+
+
+def declared_by_hand(**more: Any) -> MeshTool:
+    return MeshTool("billing/refund", "Refund.", refund.spec.parameters, **more)
+
+
+@pytest.mark.parametrize("beside", [(), (discover("billing/*"),)], ids=["alone", "beside its discovery"])
+def test_an_agent_that_declares_the_tool_by_hand_does_not_waive_its_owners_demand(beside: tuple[Any, ...]) -> None:
+    here = local(Script(calls(REFUND), says("done")), declared_by_hand(), *beside)
+    here.mesh.serve([refund])
+    assert here.ask("support", "refund")["state"] == "waiting"
+    assert here.approvals()[0]["reason"] == "moves real money"
+    [shown] = agent_shown(here.ports, "support")["tools"]
+    assert shown["approval"]["reason"] == "moves real money"
+    here.decide(here.approvals()[0]["approval_id"], True)
+    here.run()
+    assert ran == [("o-42", 40)]
+
+
+def test_an_owners_demand_that_turns_up_later_is_refused_where_there_is_nowhere_to_ask() -> None:
+    here = local(Script(calls(REFUND), says("I could not")), declared_by_hand(), approvals=None)
+    here.mesh.serve([refund])
+    assert here.ask("support", "refund")["calls"][0]["error"]["code"] == "approval_unavailable" and ran == []
+
+
+def test_what_a_hand_declared_tool_says_of_approvals_stands_beside_its_owners_word() -> None:
+    here = local(Script(calls(("billing-credit", {"order_id": "o", "amount": 1}))), MeshTool("billing/credit", approval="ask me"))
+    here.mesh.serve([credit])
+    here.ask("support", "credit")
+    assert here.approvals()[0]["reason"] == "ask me"
