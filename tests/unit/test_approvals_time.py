@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from orchestration import Gate, Limits
+from orchestration import Agent, AgentTool, Gate, Limits
 from orchestration.actions import read
 from orchestration.actions.reopen import reopen
 from orchestration.core.errors import ApprovalExpired, Forbidden, Invalid, NotHeld
@@ -217,7 +217,7 @@ def test_one_broken_due_entry_holds_up_no_other(caplog: pytest.LogCaptureFixture
     assert all(at > 1000 for _, at in left), "they are looked at again later"
 
 
-def test_a_turns_deadline_stands_still_while_only_humans_are_waited_for() -> None:
+def test_a_turns_deadline_stands_still_while_a_human_is_asked() -> None:
     here, turn, id_ = waiting(Gate(timeout_s=3600), limits=Limits(deadline_s=60))
     entry = f"deadline:dev/{turn}"
     assert due_entries(here, "deadline") == {}
@@ -232,14 +232,51 @@ def test_a_turns_deadline_stands_still_while_only_humans_are_waited_for() -> Non
     assert entry not in due_entries(here, "deadline")
 
 
-def test_a_deadline_runs_while_another_call_of_the_round_is_under_way() -> None:
+def test_a_deadline_stands_still_as_long_as_a_human_is_asked_whatever_else_the_round_does() -> None:
     model = Script(calls(REFUND, ("math-add", {"a": 1, "b": 1})), says("done"))
     here = local(model, refund, add, limits=Limits(deadline_s=60))
     turn = here.submit("support", "go")
     here.run_one(here.queue.waiting.popleft())
-    assert len(due_entries(here, "deadline")) == 1
+    assert due_entries(here, "deadline") == {} and here.turn(turn.turn_id)["state"] == "running"
+    here.decide(here.turn(turn.turn_id)["calls"][0]["approval_id"], True)
+    assert len(due_entries(here, "deadline")) == 1, "nobody is asked any more"
     here.run()
-    assert due_entries(here, "deadline") == {} and here.turn(turn.turn_id)["state"] == "waiting"
+    assert here.turn(turn.turn_id)["state"] == "completed" and due_entries(here, "deadline") == {}
+
+
+@pytest.mark.parametrize("answer", ["yes", "no", "cancelled"])
+def test_the_deadlines_of_all_who_wait_for_an_agent_stand_still_while_it_has_a_human_asked(answer: str) -> None:
+    """Also while the agent, or its caller, has something else to do."""
+    model = Script(calls(("agent-clerk", {"input": "refund"}), ("math-add", {"a": 1, "b": 1})), says("done"))
+    clerk = Agent("clerk", Script(calls(REFUND, ("math-add", {"a": 1, "b": 1})), says("refunded")), tools=[refund, add])
+    boss = Agent("boss", model, tools=[AgentTool("clerk"), add], limits=Limits(deadline_s=60))
+    here = LocalTurnmill(boss, clerk)
+    turn = here.submit("boss", "go").turn_id
+    while not here.approvals():
+        here.run_one(here.queue.waiting.popleft())
+    child = here.approvals()[0]["turn_id"]
+    assert due_entries(here, "deadline") == {}, "neither of the two"
+    if answer == "cancelled":
+        here.cancel(child)
+    else:
+        here.decide(here.approvals()[0]["approval_id"], answer == "yes")
+    assert f"deadline:dev/{turn}" in due_entries(here, "deadline")
+    here.run()
+    assert here.turn(turn)["state"] == "completed" and due_entries(here, "deadline") == {}
+
+
+def test_an_agent_that_is_asked_while_its_callers_deadline_stands_still_works_within_what_is_left_of_it() -> None:
+    model = Script(calls(REFUND, ("agent-clerk", {"input": "think"})), says("done"))
+    boss = Agent("boss", model, tools=[refund, AgentTool("clerk")], limits=Limits(deadline_s=60))
+    here = LocalTurnmill(boss, Agent("clerk", Script(says("thought"))))
+    here.submit("boss", "go")
+    here.run_one(here.queue.waiting.popleft())
+    assert due_entries(here, "deadline") == {}
+    while not (running := due_entries(here, "deadline")):
+        here.run_one(here.queue.waiting.popleft())
+    [(name, at)] = running.items()
+    assert here.approvals()[0]["turn_id"] not in name, "the caller's own stands still"
+    assert at <= here.ports.approvals.now_ms() + 60_000
 
 
 def test_a_gate_can_let_the_deadline_run() -> None:

@@ -274,6 +274,7 @@ def test_a_sequential_call_waits_for_the_human_before_it(turnmill: Turnmill) -> 
     here = turnmill(Agent("a", model, tools=[write, check], execution="sequential"))
     turn = here.ask("a", "go", conversation_id="c")
     assert ran == ["1"], "the third does not overtake the one that waits"
+    assert turn["state"] == "waiting", "nothing goes on before a human decides"
     here.decide(here.approvals()[0]["approval_id"], True)
     here.run()
     assert ran == ["1", "gated", "3"] and here.turn(turn["turn_id"])["state"] == "completed"
@@ -288,10 +289,10 @@ def test_an_approval_of_a_later_call_does_not_let_it_overtake(turnmill: Turnmill
     del second
     here.decide(third, True)
     here.run()
-    assert ran == []
+    assert ran == [] and here.turn(turn["turn_id"])["state"] == "waiting"
     here.decide(first, True)
     here.run()
-    assert ran == ["1"]
+    assert ran == ["1"] and here.turn(turn["turn_id"])["state"] == "waiting"
     here.decide(here.approvals()[0]["approval_id"], False)
     here.run()
     assert ran == ["1", "3"] and here.turn(turn["turn_id"])["state"] == "completed"

@@ -29,7 +29,7 @@
 --   s:{round}:{kind}:{index} = "state|fence|owner|attempt", state one of ready, gated, parked, later, running, done; owner is "process#claim";
 --   p:{round} the model's reply; n:{round} number of calls; left:{round} calls without a result; wait:{round} calls at a human;
 --   c:{round}:{i} the call; cs:{round}:{i} its state; cr:{round}:{i} its result; cb:/ce: when it began and ended (ms);
---   ca:{round}:{i} its approval; ok:{round}:{i} the approved arguments; runs:{round} undecided approvals under which the deadline runs;
+--   ca:{round}:{i} its approval; ok:{round}:{i} the approved arguments; humans, runs: undecided approvals of it and of the turns it waits for, and those under which the deadline runs;
 --   clock what is left of the deadline (ms) while it stands still; tell the ways in which the turn's end is told to the outside
 --   active the agent that goes on with it after a handoff; cost (millionths), tools (asked by it), asked (model calls); seq:{round} its calls run in order;
 --   of a turn that runs for a call of another's: parent = "turn round index", up and told, the beginnings of frames of that turn's;
@@ -294,46 +294,11 @@ local function expire_approval(tenant, id, expires_at, remind_at)
   put(approval_key(tenant, id), 'expires_at', (expires_at and expires_at ~= '') and expires_at or '0')
 end
 
--- A human is asked: `a` has id, agent, round, index, fields {field: text}, audit (JSON text), tell [names] and perhaps expires_at, remind_at, clock.
-local function ask_human(tenant, turn, a)
-  local key, ak, place = turn_key(tenant, turn), approval_key(tenant, a.id), a.round .. ':' .. a.index
-  for field, value in pairs(a.fields) do put(ak, field, value) end
-  put(ak, 'requested_at', text(NOW_MS))
-  index_approval(tenant, a.id, a.agent, nil, 'pending')
-  expire_approval(tenant, a.id, a.expires_at, a.remind_at)
-  put(key, 'aps', (get(key, 'aps') or '') .. ' ' .. a.id, 'ca:' .. place, a.id)
-  if a.clock then
-    put(ak, 'clock', '1')
-    bump(key, 'runs:' .. a.round, 1)
-  end
-  audit(tenant, a.id, a.audit)
-  for _, name in ipairs(a.tell or {}) do tell(tenant, name) end
-end
-
--- An approval's end: it leaves what is waited for.
-local function end_approval(tenant, id, from, to)
-  local ak = approval_key(tenant, id)
-  local turn, round, agent, runs = get(ak, 'turn_id'), get(ak, 'round'), get(ak, 'agent'), get(ak, 'clock')
-  put(ak, 'state', to, 'decided_at', text(NOW_MS))
-  index_approval(tenant, id, agent, from, to)
-  for _, kind in ipairs({ 'expire:', 'remind:' }) do call('ZREM', 'tm:due', kind .. tenant .. '/' .. id) end
-  if runs then bump(turn_key(tenant, turn), 'runs:' .. round, -1) end
-  call('EXPIRE', ak, APPROVAL_KEPT_S)
-end
-
--- Ends an approval with its turn or call, if it is open; `by` and `from` are JSON texts or nil.
-local function close_approval(tenant, turn, id, to, by, from)
-  local current = get(approval_key(tenant, id), 'state')
-  if current ~= 'pending' and current ~= 'held' then return end
-  end_approval(tenant, id, current, to)
-  audit_event(tenant, turn, id, to, by, from)
-end
-
--- A turn's deadline stands still while it waits for humans alone, unless one of their gates lets it run.
-local function keep_time(tenant, turn, round)
+-- A turn's deadline stands still while a human is asked about one of its calls, unless one of the gates lets it run.
+local function keep_time(tenant, turn)
   local key, entry = turn_key(tenant, turn), 'deadline:' .. tenant .. '/' .. turn
-  local state, left, runs = get(key, 'state'), get(key, 'clock'), get(key, 'runs:' .. round)
-  local still = state == 'waiting' and tonumber(runs or '0') == 0
+  local asked, runs, left = fetch(key, 'humans', 'runs', 'clock')
+  local still = tonumber(asked or '0') > 0 and tonumber(runs or '0') == 0
   if still and not left then
     local at = call('ZSCORE', 'tm:due', entry)
     if not at then return end
@@ -343,6 +308,53 @@ local function keep_time(tenant, turn, round)
     call('ZADD', 'tm:due', text(NOW_MS + tonumber(left)), entry)
     drop(key, 'clock')
   end
+end
+
+-- One human more, or less, is asked for a turn, and so for the turns that wait for it; `runs` when their deadlines go on meanwhile.
+local function count_human(tenant, turn, by, runs)
+  while turn do
+    local key = turn_key(tenant, turn)
+    local state, parent = fetch(key, 'state', 'parent')
+    if state and not has_ended(state) then
+      bump(key, 'humans', by)
+      if runs then bump(key, 'runs', by) end
+      keep_time(tenant, turn)
+    end
+    turn = parent and string.match(parent, '^%S+')
+  end
+end
+
+-- A human is asked: `a` has id, agent, round, index, fields {field: text}, audit (JSON text), tell [names] and perhaps expires_at, remind_at, clock.
+local function ask_human(tenant, turn, a)
+  local key, ak, place = turn_key(tenant, turn), approval_key(tenant, a.id), a.round .. ':' .. a.index
+  for field, value in pairs(a.fields) do put(ak, field, value) end
+  put(ak, 'requested_at', text(NOW_MS))
+  index_approval(tenant, a.id, a.agent, nil, 'pending')
+  expire_approval(tenant, a.id, a.expires_at, a.remind_at)
+  put(key, 'aps', (get(key, 'aps') or '') .. ' ' .. a.id, 'ca:' .. place, a.id)
+  if a.clock then put(ak, 'clock', '1') end
+  count_human(tenant, turn, 1, a.clock)
+  audit(tenant, a.id, a.audit)
+  for _, name in ipairs(a.tell or {}) do tell(tenant, name) end
+end
+
+-- An approval's end: it leaves what is waited for.
+local function end_approval(tenant, id, from, to)
+  local ak = approval_key(tenant, id)
+  local turn, agent, runs = fetch(ak, 'turn_id', 'agent', 'clock')
+  put(ak, 'state', to, 'decided_at', text(NOW_MS))
+  index_approval(tenant, id, agent, from, to)
+  for _, kind in ipairs({ 'expire:', 'remind:' }) do call('ZREM', 'tm:due', kind .. tenant .. '/' .. id) end
+  count_human(tenant, turn, -1, runs)
+  call('EXPIRE', ak, APPROVAL_KEPT_S)
+end
+
+-- Ends an approval with its turn or call, if it is open; `by` and `from` are JSON texts or nil.
+local function close_approval(tenant, turn, id, to, by, from)
+  local current = get(approval_key(tenant, id), 'state')
+  if current ~= 'pending' and current ~= 'held' then return end
+  end_approval(tenant, id, current, to)
+  audit_event(tenant, turn, id, to, by, from)
 end
 
 -- In a round whose calls run one after the other: whether all before this one have ended, and sending the one whose turn has come.
@@ -366,8 +378,19 @@ local function offer_next(tenant, turn, round, sends)
   end
 end
 
--- After a call of a round ended: the round's observe is due when none is open; the turn waits when all open ones are at a human,
--- and its deadline stands still then. Where the turn runs for a call of another turn's, that call waits with it.
+-- Whether nothing of a round goes on before a human decides: all open calls are at one, or, in order, the first of them is.
+local function at_humans(key, round, left)
+  if left == tonumber(get(key, 'wait:' .. round) or '0') then return true end
+  if not get(key, 'seq:' .. round) then return false end
+  for i = 0, tonumber(get(key, 'n:' .. round)) - 1 do
+    local place = round .. ':' .. text(i)
+    if not get(key, 'cr:' .. place) then return get(key, 'cs:' .. place) == 'waiting' or get(key, 'kw:' .. place) == '1' end
+  end
+  return false
+end
+
+-- After a call of a round ended, or went to a human: the round's observe is due when none is open, the turn waits while all are at humans.
+-- Where the turn runs for a call of another turn's, that call waits with it.
 local function after_call(tenant, turn, conv, round, sends, frames)
   local key = turn_key(tenant, turn)
   local left, before = tonumber(get(key, 'left:' .. round)), get(key, 'state')
@@ -379,7 +402,6 @@ local function after_call(tenant, turn, conv, round, sends, frames)
       if get(key, 'state') == 'waiting' then
         put(key, 'state', 'running')
         frames[#frames + 1] = turn_frame(turn, 'running')
-        keep_time(tenant, turn, round)
       end
       if get(key, 'h:' .. round) then
         -- the chord's body delivers it; looked for soon, in case that the chord is broken
@@ -388,16 +410,14 @@ local function after_call(tenant, turn, conv, round, sends, frames)
         offer(step, sends)
       end
     end
-  elseif left == tonumber(get(key, 'wait:' .. round) or '0') then
-    if get(key, 'state') == 'running' then
+  elseif at_humans(key, round, left) then
+    if before == 'running' then
       put(key, 'state', 'waiting')
       frames[#frames + 1] = turn_frame(turn, 'waiting')
     end
-    keep_time(tenant, turn, round)
-  elseif get(key, 'state') == 'waiting' then
+  elseif before == 'waiting' then
     put(key, 'state', 'running')
     frames[#frames + 1] = turn_frame(turn, 'running')
-    keep_time(tenant, turn, round)
   end
   if left > 0 and get(key, 'seq:' .. round) then offer_next(tenant, turn, round, sends) end
   local state = get(key, 'state')
@@ -420,8 +440,8 @@ local function start_child(tenant, parent, round, index, child, sends)
   put(key, 'req', child.request, 'entry', child.entry, 'agent', child.agent, 'conv', child.conv, 'created', text(NOW_MS), 'v', '0',
     'parent', parent .. ' ' .. round .. ' ' .. index, 'up', child.up, 'told', child.told)
   if child.trace ~= '' then put(key, 'trace', child.trace) end
-  local at = call('ZSCORE', 'tm:due', 'deadline:' .. tenant .. '/' .. parent)
-  local left = at and math.max(tonumber(at) - NOW_MS, 1) / 1000
+  local at, still = call('ZSCORE', 'tm:due', 'deadline:' .. tenant .. '/' .. parent), get(pk, 'clock')
+  local left = at and math.max(tonumber(at) - NOW_MS, 1) / 1000 or still and tonumber(still) / 1000
   local own = tonumber(child.deadline_s)
   if own or left then put(key, 'deadline_s', string.format('%.3f', math.min(own or left, left or own))) end
   put(ck, 'agent', child.agent, 'created', text(NOW_MS))
