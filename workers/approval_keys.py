@@ -27,8 +27,9 @@ log = logging.getLogger("turnmill.approvals")
 #: The duty that is led.
 DUTY = "approvals"
 
-#: How long a leadership holds, in milliseconds, and how often it is renewed, in seconds.
-LEADER_MS, TICK_S = 1500, 0.4
+#: How long a leadership holds that is not renewed, in milliseconds, and how often it is renewed or looked for, in seconds. That of a
+#: dead process ends sooner: with its lease, which its dropped liveliness token costs it.
+LEADER_MS, TICK_S = 1500, 0.2
 
 
 class Desk:
@@ -68,10 +69,9 @@ class ApprovalsOnMesh:
 
     def __init__(self, ports: Ports, mesh: ZenohMesh) -> None:
         self._ports = ports
-        self._name = new_process_name()
         self._until = 0.0
-        node = hashlib.sha256(self._name.encode()).hexdigest()[:8]
-        self.keys = ApprovalKeys(mesh.session, ports.settings.service, node, Desk(ports), lambda: time.monotonic() < self._until)
+        self._node = hashlib.sha256(new_process_name().encode()).hexdigest()[:8]
+        self.keys = ApprovalKeys(mesh.session, ports.settings.service, self._node, Desk(ports), self._may_answer)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="turnmill-approvals", daemon=True)
 
@@ -85,7 +85,7 @@ class ApprovalsOnMesh:
         self._thread.join(timeout=5)
         self.keys.close()
         try:
-            self._ports.leases.step_down(DUTY, self._name)
+            self._ports.leases.step_down(DUTY, self._name())
         except StoreUnavailable:
             log.warning("the approvals' keys could not be handed on; another process takes them soon")
 
@@ -100,9 +100,17 @@ class ApprovalsOnMesh:
             if self._stopping.wait(TICK_S):
                 return
 
+    def _name(self) -> str:
+        """Under which it leads: a process that was taken for dead goes on under another name."""
+        return f"{self._ports.lease.process}#{self._node}"
+
+    def _may_answer(self) -> bool:
+        """Whether another does not answer by now: a process that slept is told by its own clock, one that was deposed by the store."""
+        return time.monotonic() < self._until and self._ports.leases.leads(DUTY, self._name())
+
     def _look(self) -> None:
         asked = time.monotonic()
-        if self._ports.leases.lead(DUTY, self._name, LEADER_MS):
+        if self._ports.lease.process and self._ports.leases.lead(DUTY, self._name(), LEADER_MS):
             # counted from before it was asked for: whoever is slow stays silent sooner than another begins to answer
             self._until = asked + LEADER_MS / 1000
             if not self.keys.serving:

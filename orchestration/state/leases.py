@@ -82,8 +82,15 @@ class LeaseBook:
         self._store = store
 
     def lead(self, duty: str, process: str, hold_ms: int) -> bool:
-        """Whether `process` leads `duty` for the next `hold_ms`; the first one that asks does, until it stops asking."""
+        """Whether `process` leads `duty` for the next `hold_ms`; the first one that asks does, until it stops asking or loses its lease.
+
+        A part of a process that leads for itself is named `process#part`."""
         return bool(self._store.run("leader", duty, process, hold_ms))
+
+    def leads(self, duty: str, process: str) -> bool:
+        """Whether `process` leads `duty` at this moment."""
+        with translated():
+            return self._store.client.get(f"tm:leader:{duty}") == process
 
     def step_down(self, duty: str, process: str) -> None:
         """Give a leadership back, so that another takes it at once."""

@@ -221,9 +221,11 @@ def test_an_istos_node_decides_and_another_of_our_processes_takes_over(here: Des
     token = KEYS[0]["key"]
     here.stack.add_replica("control")
     with istos_node(here.stack.mesh_endpoint, "operators") as node:
+        seen: list[list[str]] = []
 
         def listed() -> list[str]:
-            return [one["id"] for one in node(lambda app: list_approvals(app, token=token)) if one["id"] in ids]
+            seen.append([one["id"] for one in node(lambda app: list_approvals(app, token=token)) if one["id"] in ids])
+            return seen[-1]
 
         here.until(lambda: listed() == ids, "both, each once")
         assert node(lambda app: decide_approval(app, ids[0], approved=True, token=token))["decided_by"] == "ann"
@@ -231,6 +233,7 @@ def test_an_istos_node_decides_and_another_of_our_processes_takes_over(here: Des
         here.stack["control"].kill()
         here.until(lambda: listed() == ids[1:], "the other process to answer")
         assert node(lambda app: decide_approval(app, ids[1], approved=False, note="no", token=token))["state"] == "denied"
+    assert all(len(found) == len(set(found)) for found in seen), "no request twice, at whatever moment of the change"
     assert here.ended(turns[1])["calls"][0]["state"] == "denied"
     here.stack["control"].start().wait_ready()
     here.stack.remove("control-2")
