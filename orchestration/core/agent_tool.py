@@ -7,13 +7,14 @@ made from the call's, so that a step done twice starts one turn.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from orchestration.core.accounts import Account
 from orchestration.core.call import CallRecord, CallResult, CallState
 from orchestration.core.errors import Misconfigured
 from orchestration.core.ids import is_id
-from orchestration.core.limits import Budget
 from orchestration.core.safe_json import dumps
 from orchestration.core.tool import ToolSpec, tool_name
 from orchestration.core.turn import TurnRequest
@@ -104,9 +105,9 @@ def _digest(call_id: str) -> str:
 
 
 def child_request(
-    request: TurnRequest, record: CallRecord, arguments: dict[str, Any], round_: int, index: int, left: Budget
+    request: TurnRequest, record: CallRecord, arguments: dict[str, Any], round_: int, index: int, accounts: Sequence[Account]
 ) -> TurnRequest:
-    """The turn that answers a call of an agent, for the same principal, within what is left of the caller's budget."""
+    """The turn that answers a call of an agent, for the same principal, on the `accounts` of those above it."""
     parent = Parent(request.turn_id, round_, index, record.call_id, record.name, depth_of(request) + 1)
     return TurnRequest(
         turn_id=child_turn_id(record.call_id),
@@ -117,7 +118,7 @@ def child_request(
         input=str(arguments.get("input", "")),
         traceparent=request.traceparent,
         parent=parent.as_json(),
-        budget=left.as_json(),
+        accounts=[account.as_json() for account in accounts],
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 from orchestration.core.errors import Misconfigured
@@ -68,23 +68,6 @@ class Budget:
             return f"max_tool_calls={self.max_tool_calls} ({spent.tool_calls} used, {calls} more asked for)"
         return ""
 
-    def left(self, spent: Spent) -> Budget:
-        """What remains of it after `spent`; the budget of whoever works on its account. Rounds are each turn's own."""
-        return Budget(
-            max_tool_calls=_minus(self.max_tool_calls, spent.tool_calls),
-            max_input_tokens=_minus(self.max_input_tokens, spent.input_tokens),
-            max_output_tokens=_minus(self.max_output_tokens, spent.output_tokens),
-            max_cost=None if self.max_cost is None else max(0.0, self.max_cost - spent.cost_micros / MICROS),
-        )
-
-    def within(self, other: Budget) -> Budget:
-        """The tighter of the two, bound by bound."""
-        tighter = {}
-        for one in fields(self):
-            known = [most for most in (getattr(self, one.name), getattr(other, one.name)) if most is not None]
-            tighter[one.name] = min(known) if known else None
-        return Budget(**tighter)
-
     def as_json(self) -> dict[str, Any]:
         """A JSON object of the bounds that there are; `Budget(**…)` takes it back."""
         return {one.name: most for one in fields(self) if (most := getattr(self, one.name)) is not None}
@@ -132,17 +115,6 @@ class Limits:
         """The bounds of the turn that add up. `max_rounds` is not among them: what happens there is the agent's `on_round_limit`."""
         return Budget(None, self.max_tool_calls, self.max_input_tokens, self.max_output_tokens, self.max_cost)
 
-    def within(self, budget: Budget) -> Limits:
-        """These limits where somebody else's budget bounds them too."""
-        tighter = self.budget.within(budget)
-        return replace(
-            self,
-            max_tool_calls=tighter.max_tool_calls,
-            max_input_tokens=tighter.max_input_tokens,
-            max_output_tokens=tighter.max_output_tokens,
-            max_cost=tighter.max_cost,
-        )
-
     def used_up(self, turn: Spent, conversation: Spent, *, calls: int = 0) -> str:
         """Which budget leaves no room for another model call, or for `calls` more tool calls, in words; empty for none."""
         found = self.budget.used_up(turn, calls=calls)
@@ -186,10 +158,6 @@ def usage_shown(usage: Usage, cost_micros: int = 0) -> dict[str, int | float]:
     """The tokens of a turn as readers and watchers are told; with their cost, where its models have prices."""
     tokens: dict[str, int | float] = {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens}
     return tokens | ({"cost": cost_micros / MICROS} if cost_micros else {})
-
-
-def _minus(most: int | None, used: int) -> int | None:
-    return None if most is None else max(0, most - used)
 
 
 def _check(what: str, name: str, value: Any, *, least: int) -> None:

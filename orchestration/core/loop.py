@@ -14,6 +14,7 @@ from typing import Any
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError, ValidationError
 
+from orchestration.core.accounts import Account, used_up
 from orchestration.core.agent import Agent
 from orchestration.core.agent_tool import MAX_DEPTH, too_deep
 from orchestration.core.call import CallRecord, CallResult, CallState
@@ -37,11 +38,13 @@ MAX_NAMES = 50
 FILTERED = {"code": "model_content_filtered", "detail": "the provider cut the answer for its content"}
 
 
-def before_asking(agent: Agent, limits: Limits, round_: int, spent: Spent, conversation_spent: Spent) -> EndTurn | None:
+def before_asking(
+    agent: Agent, limits: Limits, round_: int, spent: Spent, conversation_spent: Spent, accounts: Sequence[Account] = ()
+) -> EndTurn | None:
     """The end of the turn where its model may not be asked any more: a budget is used up, or its rounds are."""
-    why = limits.used_up(spent, conversation_spent)
+    why = used_up(limits, spent, conversation_spent, accounts)
     if why:
-        return _budget("", why)
+        return out_of_budget("", why)
     if limits.max_rounds is not None and round_ > limits.max_rounds and not is_closing(agent, limits, round_):
         return _round_limit("", agent, limits, invalid=0)
     return None
@@ -71,8 +74,15 @@ def after_reply(reply: ModelReply, standing: Standing) -> CallTools | EndTurn:
     if standing.last and not round_.headers:
         goes_on = agent.on_round_limit == "answer" and not standing.closing
         return round_ if goes_on else _round_limit(text, agent, limits, invalid=answers.invalid)
-    why = limits.used_up(standing.spent, standing.conversation_spent, calls=len(round_.headers))
-    return _budget(text, why) if why else round_
+    why = used_up(limits, standing.spent, standing.conversation_spent, standing.accounts, calls=len(round_.headers))
+    return out_of_budget(text, why) if why else round_
+
+
+def overtaken(round_: CallTools, standing: Standing) -> EndTurn:
+    """The end of a turn whose calls do not run after all, since others have used up a budget that they share by now."""
+    calls = len(round_.headers)
+    why = used_up(standing.limits, standing.spent, standing.conversation_spent, standing.accounts, calls=calls)
+    return out_of_budget(round_.text, why or "a shared budget is used up")
 
 
 def after_round(text: str, calls: Iterable[tuple[CallRecord, CallResult]]) -> NextRound | EndTurn:
@@ -119,7 +129,8 @@ def _invalid_output(reason: str, attempts: int, detail: str) -> dict[str, Any]:
     return {"code": "invalid_output", "detail": detail, "reason": reason, "attempts": attempts}
 
 
-def _budget(text: str, why: str) -> EndTurn:
+def out_of_budget(text: str, why: str) -> EndTurn:
+    """The end of a turn because of a budget, which `why` names; `text` is what the model said last."""
     stopped = f"(stopped: {why})"
     return EndTurn(StopReason.BUDGET, f"{text}\n{stopped}" if text else stopped, error={"code": "budget", "detail": why})
 

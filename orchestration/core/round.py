@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from orchestration.core.accounts import Account
 from orchestration.core.agent import Agent
 from orchestration.core.call import CallRecord, CallResult
 from orchestration.core.catalogue import Catalogue
@@ -17,7 +18,7 @@ from orchestration.core.turn import StopReason
 class Standing:
     """Where a turn stands in one round: all that what follows depends on.
 
-    `limits` are the agent's within whatever else bounds the turn; what was `spent` includes the reply that is decided about;
+    What was `spent`, also of the `accounts` of those above, includes the reply that is decided about;
     `invalid` counts the turn's invalid typed answers, `handoffs` how often it was handed over, `depth` how many agents lie above it.
     """
 
@@ -28,6 +29,7 @@ class Standing:
     catalogue: Catalogue
     spent: Spent = NOTHING
     conversation_spent: Spent = NOTHING
+    accounts: tuple[Account, ...] = ()
     invalid: int = 0
     handoffs: int = 0
     depth: int = 0

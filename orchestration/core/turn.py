@@ -69,8 +69,8 @@ def state_at_end(reason: StopReason) -> TurnState:
 class TurnRequest:
     """What was submitted; never changes. Times are epoch milliseconds of the store.
 
-    `parent` is the call of another turn's that this one answers, and `budget` what is left to that one (see `core/agent_tool.py`);
-    both are empty for a turn that somebody submitted.
+    `parent` is the call of another turn's that this one answers (see `core/agent_tool.py`), and `accounts` are the budgets that it
+    shares with those above it (see `core/accounts.py`); both are empty for a turn that somebody submitted.
     """
 
     turn_id: str
@@ -89,7 +89,7 @@ class TurnRequest:
     snapshot: str = ""
     webhook: str = ""
     parent: dict[str, Any] = field(default_factory=dict)
-    budget: dict[str, Any] = field(default_factory=dict)
+    accounts: list[dict[str, Any]] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
         """A JSON object; `from_json` takes it back."""

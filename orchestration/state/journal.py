@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from dataclasses import astuple, dataclass, field
-from typing import Any
+from dataclasses import astuple, dataclass, field, replace
+from typing import Any, cast
 
+from orchestration.core.accounts import Account, accounts_of
 from orchestration.core.call import CallRecord, CallResult, CallState
 from orchestration.core.compaction import View
 from orchestration.core.conversation import Entry
@@ -23,7 +24,7 @@ from orchestration.core.safe_json import dumps, loads
 from orchestration.core.turn import TurnRequest
 from orchestration.state.leases import ProcessLease
 from orchestration.state.outbox import Outbox
-from orchestration.state.store import Store
+from orchestration.state.store import Store, conversation_key, translated, turn_key
 
 #: How long a claim waits for a Redis that is away, in seconds.
 PATIENCE_S = 600.0
@@ -57,7 +58,7 @@ class NotClaimed:
 @dataclass(frozen=True, slots=True)
 class TurnSoFar:
     """What a plan or an observe knows of its turn. `agent` is the one that goes on with it; `view` is what is sent of the older
-    entries; `last_input_tokens` are those of the conversation's last model call."""
+    entries; `last_input_tokens` are those of the conversation's last model call; `accounts` are those of the turns above it."""
 
     request: TurnRequest
     agent: str
@@ -67,6 +68,7 @@ class TurnSoFar:
     spent: Spent = NOTHING
     conversation_spent: Spent = NOTHING
     last_input_tokens: int = 0
+    accounts: tuple[Account, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,7 @@ class ToolWork:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """What came of a commit: `why` is committed, already, fenced, ended, stale or steered."""
+    """What came of a commit: `why` is committed, already, fenced, ended, stale, steered or over (a shared budget has no room)."""
 
     why: str
     sends: list[StepId]
@@ -229,6 +231,20 @@ class Journal:
             [loads(text) for text in answer[3 : 3 + joined]],
             int(answer[1] or 0),
         )
+
+    def accounts(self, request: TurnRequest) -> tuple[Account, ...]:
+        """The accounts of those above a turn, with what was used of each by now. What nobody keeps any more has nothing spent.
+
+        Raises:
+            StoreUnavailable: Redis does not answer.
+        """
+        found = []
+        for account in accounts_of(request):
+            key = (turn_key if account.kind == "turn" else conversation_key)(request.tenant, account.id)
+            with translated():
+                used = cast("list[str | None]", self._store.client.hmget(key, ["tools", "in", "out", "cost"]))
+            found.append(replace(account, spent=Spent(0, *(int(number or 0) for number in used))))
+        return tuple(found)
 
     def keep_view(self, claim: Claim, view: View, frames: list[str]) -> bool:
         """Keep the shorter view of a conversation that a step under way has made; False when the step is no longer ours."""

@@ -5,16 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from orchestration.actions.pass_on import pass_on
+from orchestration.core.accounts import accounts_below
 from orchestration.core.agent_tool import child_request
 from orchestration.core.conversation import input_entry
 from orchestration.core.frames import FrameKind, frame
 from orchestration.core.ids import StepId, StepKind
-from orchestration.core.limits import Budget, Spent
 from orchestration.core.safe_json import dumps
-from orchestration.core.turn import TurnRequest
 from orchestration.state.journal import Claim, ToolWork
 from orchestration.steps.faults import reached
-from orchestration.steps.request import limits_of
 from orchestration.wiring import Ports
 
 
@@ -26,9 +24,10 @@ def start_agent(claim: Claim, work: ToolWork, ports: Ports) -> bool:
     """
     step, record, request = claim.step, work.record, work.request
     asked = ports.project.agent(record.agent)
-    left, chord = _left(step, request, record.asked_by, ports)
+    accounts = accounts_below(request, ports.project.agent(record.asked_by).limits)
+    chord = ports.conversations.fields(step.tenant, step.turn_id, f"h:{step.round}")[0]
     arguments = work.approved_arguments if work.approved_arguments is not None else record.arguments or {}
-    child = child_request(request, record, arguments, step.round, step.index, left)
+    child = child_request(request, record, arguments, step.round, step.index, accounts)
     child = replace(child, snapshot=ports.project.snapshot(asked.name))
     about = {"tool_call_id": record.call_id, "name": record.name}
     # beginnings of frames of the caller's: one around each frame of the child's, one for a result that no step makes
@@ -50,15 +49,4 @@ def start_agent(claim: Claim, work: ToolWork, ports: Ports) -> bool:
     reached("committed", step)
     if committed.ours:
         pass_on(ports, committed.sends, traceparent=child.traceparent)
-    return chord and committed.ours
-
-
-def _left(step: StepId, request: TurnRequest, asked_by: str, ports: Ports) -> tuple[Budget, bool]:
-    """What is left of the caller's budget, and whether the call is the header of a chord."""
-    limits = limits_of(ports.project.agent(asked_by), request)
-    *used, chord = ports.conversations.fields(step.tenant, step.turn_id, "tools", "in", "out", "cost", f"h:{step.round}")
-    left = limits.budget.left(Spent(0, *(int(number or 0) for number in used)))
-    if limits.conversation is not None:
-        kept = ports.conversations.conversation(step.tenant, request.conversation_id)
-        left = left.within(limits.conversation.left(Spent(0, *(int(kept.get(name) or 0) for name in ("tools", "in", "out", "cost")))))
-    return left, chord is not None
+    return chord is not None and committed.ours

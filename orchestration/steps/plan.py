@@ -17,7 +17,7 @@ from orchestration.core.frames import FrameKind, frame
 from orchestration.core.ids import StepId, StepKind
 from orchestration.core.limits import Limits, Spent
 from orchestration.core.local_calls import handoffs_so_far, invalid_so_far
-from orchestration.core.loop import after_reply, after_round, before_asking
+from orchestration.core.loop import after_reply, after_round, before_asking, overtaken
 from orchestration.core.model import ModelReply
 from orchestration.core.round import CallTools, EndTurn, NextRound, PlannedCall, Standing
 from orchestration.core.safe_json import clean_text, dumps
@@ -28,7 +28,7 @@ from orchestration.state.model_limits import ModelPlaces
 from orchestration.steps.asking import approval_frame, approval_of, log_refused, rule_of
 from orchestration.steps.ending import MAX_FRAME_CHARS, ending, round_log
 from orchestration.steps.faults import MAX_CLAIMS, end_with_error, log_unexpected, reached, try_again, wake
-from orchestration.steps.request import ask, check_price, limits_of, round_catalogue, spent_on
+from orchestration.steps.request import ask, check_price, round_catalogue, spent_on
 from orchestration.steps.token_frames import TokenFrames
 from orchestration.wiring import Ports
 
@@ -63,8 +63,9 @@ def _once(claim: Claim, turn: TurnSoFar, ports: Ports) -> tuple[Claim, TurnSoFar
         max_attempts = agent.limits.max_attempts
         if claim.attempt > MAX_CLAIMS:
             raise StepLost(f"step {claim.step.task_id} was begun {claim.attempt - 1} times and never finished")
-        limits = limits_of(agent, turn.request)
-        over = before_asking(agent, limits, claim.step.round, turn.spent, turn.conversation_spent)
+        if turn.request.accounts:
+            turn = replace(turn, accounts=ports.journal.accounts(turn.request))
+        over = before_asking(agent, agent.limits, claim.step.round, turn.spent, turn.conversation_spent, turn.accounts)
         if over is not None:
             entry = message_entry(claim.step.turn_id, claim.step.round, over.text)
             return end(claim, turn, ports, over, {"log": [dumps(entry)]}, [entry])
@@ -113,6 +114,7 @@ def _commit(
         usage=turn.usage + reply.usage,
         spent=turn.spent + used,
         conversation_spent=turn.conversation_spent + used,
+        accounts=tuple(replace(account, spent=account.spent + used) for account in turn.accounts),
         last_input_tokens=reply.usage.input_tokens or turn.last_input_tokens,
     )
     standing = _standing(step, turn, agent, catalogue)
@@ -120,20 +122,24 @@ def _commit(
     calls = decided.calls
     asked = Spent(tool_calls=sum(planned.result is None and not planned.record.loop for planned in calls))
     turn = replace(turn, spent=turn.spent + asked, conversation_spent=turn.conversation_spent + asked)
-    change: dict[str, Any] = {
+    replied: dict[str, Any] = {
         "set": {f"p:{step.round}": reply_as_json(reply)},
-        "spend": _spend(used + asked),
+        "spend": _spend(used),
         "conv_set": {"last_in": str(turn.last_input_tokens)},
         "frames": tokens.rest(),
     }
+    change = replied | {"spend": _spend(used + asked)}
     if calls:
         now_ms = claim.store_now_ms()
         change |= _round(ports, turn, step, agent.name, decided, now_ms)
-        change["frames"] += _call_frames(turn, step, agent.name, calls, now_ms)
+        change["frames"] = replied["frames"] + _call_frames(turn, step, agent.name, calls, now_ms)
         log_refused(step, calls)
     if isinstance(decided, CallTools) and decided.headers:
-        _dispatch(claim, turn, ports, decided, change)
-        return None
+        if _dispatch(claim, turn, ports, decided, change):
+            return None
+        # others on the same account were faster
+        used_by_now = replace(standing, accounts=ports.journal.accounts(turn.request))
+        decided, calls, change = overtaken(decided, used_by_now), (), replied
     change["set"]["rounds"] = str(step.round)
     closed = [(planned.record, planned.result) for planned in calls if planned.result is not None]
     if calls:
@@ -152,10 +158,11 @@ def _standing(step: StepId, turn: TurnSoFar, agent: Agent, catalogue: Catalogue)
         turn_id=step.turn_id,
         round=step.round,
         agent=agent,
-        limits=limits_of(agent, turn.request),
+        limits=agent.limits,
         catalogue=catalogue,
         spent=turn.spent,
         conversation_spent=turn.conversation_spent,
+        accounts=turn.accounts,
         invalid=invalid_so_far(turn.entries, step.turn_id) if agent.output is not None else 0,
         handoffs=handoffs_so_far(turn.entries, step.turn_id) if agent.handoffs else 0,
         depth=depth_of(turn.request),
@@ -168,9 +175,13 @@ def _spend(used: Spent) -> dict[str, int]:
     return {name: number for name, number in spend.items() if number}
 
 
-def _dispatch(claim: Claim, turn: TurnSoFar, ports: Ports, decided: CallTools, change: dict[str, Any]) -> None:
-    """Open a round whose calls have steps, and send those that may run."""
+def _dispatch(claim: Claim, turn: TurnSoFar, ports: Ports, decided: CallTools, change: dict[str, Any]) -> bool:
+    """Open a round whose calls have steps, and send those that may run. False when a shared budget has no room for them any more."""
     step = claim.step
+    bounded = [(account.kind, account.id, account.bounds.max_tool_calls) for account in turn.accounts]
+    room = [one for one in bounded if one[2] is not None]
+    if room and "tools" in change["spend"]:
+        change["room"] = room
     if "chord" not in change:
         sent = decided.headers[:1] if decided.sequential else decided.headers
         change["ring"] = ports.queue.ring([StepId(step.tenant, step.turn_id, step.round, StepKind.TOOL, index) for index in sent])
@@ -179,6 +190,7 @@ def _dispatch(claim: Claim, turn: TurnSoFar, ports: Ports, decided: CallTools, c
     if committed.ours:
         headers = decided.headers if any(planned.gated for planned in decided.calls) else ()
         pass_on(ports, committed.sends, headers=headers, traceparent=turn.request.traceparent)
+    return committed.why != "over"
 
 
 def end(

@@ -9,13 +9,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
+from orchestration.core.accounts import needs_price
 from orchestration.core.agent import Agent
 from orchestration.core.catalogue import Catalogue, catalogue_of, of_wishes
 from orchestration.core.compaction import View, after_overflow, checked, due, overflow_part, size_of, trimmed
 from orchestration.core.conversation import Entry
 from orchestration.core.errors import CompactionError, Fenced, Misconfigured, ModelError
 from orchestration.core.frames import FrameKind, frame
-from orchestration.core.limits import Budget, Limits, Spent, price_of
+from orchestration.core.limits import Spent, price_of
 from orchestration.core.local_calls import loaded_so_far
 from orchestration.core.model import Message, Model, ModelFault, ModelReply
 from orchestration.core.round import is_closing
@@ -29,11 +30,6 @@ from orchestration.steps.token_frames import TokenFrames
 from orchestration.wiring import Ports
 
 log = logging.getLogger("turnmill.steps")
-
-
-def limits_of(agent: Agent, request: TurnRequest) -> Limits:
-    """The agent's limits, within what is left to the turn that asked it, if one did."""
-    return agent.limits.within(Budget(**request.budget)) if request.budget else agent.limits
 
 
 def model_of(agent: Agent, request: TurnRequest) -> Model:
@@ -50,7 +46,7 @@ def round_catalogue(agent: Agent, request: TurnRequest, ports: Ports, round_: in
         CatalogueError: two tools would have one name.
     """
     described = {name: other.description for name, other in ports.project.agents.items()}
-    if is_closing(agent, limits_of(agent, request), round_):
+    if is_closing(agent, agent.limits, round_):
         return catalogue_of(agent, (), closing=True)
     attached = attached_tools(request.tools)
     wishes = [*agent.discoveries(), *(Discover((spec.prefix,)) for spec in (*agent.of_others(), *attached))]
@@ -140,11 +136,13 @@ def spent_on(reply: ModelReply, agent: Agent, request: TurnRequest, ports: Ports
     """What one model call used.
 
     Raises:
-        Misconfigured: the agent bounds the cost, and the settings have no price for the model.
+        Misconfigured: the agent, or somebody above it, bounds the cost, and the settings have no price for the model.
     """
     price = price_of(ports.settings.price_list, _priced_names(agent, request, reply.model))
-    if price is None and limits_of(agent, request).needs_price:
-        raise Misconfigured(f"agent {agent.name!r} has a max_cost, but TURNMILL_PRICES has no price for its model; the turn ends here")
+    if price is None and needs_price(agent.limits, request):
+        raise Misconfigured(
+            f"the cost of agent {agent.name!r} is bounded, but TURNMILL_PRICES has no price for its model, so it is not asked"
+        )
     usage = reply.usage
     return Spent(1, 0, usage.input_tokens, usage.output_tokens, price.cost_micros(usage) if price else 0)
 
@@ -154,7 +152,7 @@ def check_price(agent: Agent, request: TurnRequest, ports: Ports) -> None:
 
     Of several models in a row the one that answers is known only afterwards."""
     model: Any = model_of(agent, request)
-    if limits_of(agent, request).needs_price and not getattr(model, "models", None):
+    if needs_price(agent.limits, request) and not getattr(model, "models", None):
         spent_on(ModelReply(), agent, request, ports)
 
 

@@ -11,7 +11,7 @@ import pytest
 from orchestration import Agent, Budget, Limits, tool
 from orchestration.actions import read
 from orchestration.core.errors import Misconfigured
-from orchestration.core.limits import Price, Spent
+from orchestration.core.limits import Price
 from orchestration.core.model import Usage
 from orchestration.models import ScriptedModel, Step
 from orchestration.settings import load_settings
@@ -157,9 +157,3 @@ def test_wrong_prices_are_refused_at_start() -> None:
 def test_bounds_that_cannot_be_any_are_refused(wrong: Callable[[], Any]) -> None:
     with pytest.raises(Misconfigured):
         wrong()
-
-
-def test_what_is_left_is_the_tighter_bound() -> None:
-    left = Budget(max_tool_calls=5, max_cost=1).left(Spent(tool_calls=7, cost_micros=250_000))
-    assert left == Budget(max_tool_calls=0, max_cost=0.75)
-    assert Limits(max_tool_calls=3, max_input_tokens=10).within(left).budget == Budget(None, 0, 10, None, 0.75)

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from orchestration import Agent, AgentTool, Gate, Limits, tool
+from orchestration import Agent, AgentTool, Budget, Gate, Limits, tool
 from orchestration.actions import read
 from orchestration.actions.cancel import cancel_call
 from orchestration.core.agent_tool import MAX_DEPTH
 from orchestration.core.errors import ApprovalCancelled, Misconfigured, NotFound
-from orchestration.core.ids import StepKind
+from orchestration.core.ids import StepId, StepKind
 from orchestration.core.model import Usage
-from orchestration.models import ScriptedModel, Step
+from orchestration.models import FunctionModel, ScriptedModel, Step
 from orchestration.testing.frames import assert_kinds, assert_paired, assert_whole, only
 from orchestration.testing.local import LocalTurnmill
 
@@ -310,6 +310,75 @@ def test_an_agent_works_within_what_is_left_to_its_caller(turnmill: Turnmill) ->
     turn = here.ask("boss", "go", conversation_id="c")
     assert here.turn(child_of(here))["stop_reason"] == "budget" and ran == []
     assert turn["stop_reason"] == "budget" and first.asked == 1 and second.asked == 1
+
+
+def three(tokens: int, *research: Any, **more: Any) -> tuple[Agent, Agent, ScriptedModel]:
+    """An agent that asks three others at once; each of these plays `research`."""
+    model = ScriptedModel(list(research) * 3)
+    boss = ScriptedModel([Step(tool_calls=[ASK] * 3, usage=Usage(tokens, 1)), "done"])
+    return Agent("boss", boss, tools=[AgentTool("research")], **more), Agent("research", model, tools=[search]), model
+
+
+def test_agents_asked_at_once_share_what_is_left_to_their_caller(turnmill: Turnmill) -> None:
+    look = Step(tool_calls=[("web-search", {"q": "x"})], usage=Usage(50, 1))
+    boss, research, model = three(40, look, look, look, limits=Limits(max_input_tokens=200))
+    here = turnmill(boss, research)
+    turn = here.ask("boss", "go", conversation_id="c")
+    assert turn["stop_reason"] == "budget" and "max_input_tokens=200" in turn["error"]["detail"]
+    assert turn["usage"]["input_tokens"] == 40 + 50 * model.asked == 240, "the three together, not each of them"
+    children = [here.turn(call["child_turn_id"]) for call in turn["calls"]]
+    assert {child["stop_reason"] for child in children} == {"budget"}
+    assert "the asking turn's budget" in children[0]["error"]["detail"]
+
+
+def test_a_conversations_budget_is_shared_at_every_depth(turnmill: Turnmill) -> None:
+    leaf = ScriptedModel([Step("x", usage=Usage(50, 1))] * 8)
+    middle = ScriptedModel([Step(tool_calls=[("agent-leaf", {"input": "x"})] * 2, usage=Usage(10, 1))] * 2)
+    boss = ScriptedModel([Step(tool_calls=[("agent-middle", {"input": "x"})] * 2, usage=Usage(10, 1))])
+    here = turnmill(
+        Agent("boss", boss, tools=[AgentTool("middle")], limits=Limits(conversation=Budget(max_input_tokens=100))),
+        Agent("middle", middle, tools=[AgentTool("leaf")]),
+        Agent("leaf", leaf),
+    )
+    turn = here.ask("boss", "go", conversation_id="c")
+    assert turn["stop_reason"] == "budget" and leaf.asked == 2 and turn["usage"]["input_tokens"] == 10 + 2 * 10 + 2 * 50
+    assert here.ports.conversations.conversation("dev", "c")["in"] == "130"
+
+
+def test_no_tool_runs_beyond_a_shared_bound_however_the_agents_race(turnmill: Turnmill) -> None:
+    steps: list[StepId] = []
+
+    def reply(messages: Any, tools: Any) -> Any:
+        if messages[-1]["role"] == "tool":
+            return "x"
+        if steps:  # the other agent is faster: asked, answered and committed while this one's model still thinks
+            here.run_one(steps.pop())
+        return [("web-search", {"q": "x"})]
+
+    boss = ScriptedModel([[ASK] * 2, "done"])
+    here = turnmill(
+        Agent("boss", boss, tools=[AgentTool("research")], limits=Limits(max_tool_calls=3)),
+        Agent("research", FunctionModel(reply), tools=[search]),
+    )
+    turn = here.submit("boss", "go", conversation_id="c")
+    for _ in range(3):
+        here.run_one(here.queue.waiting.popleft())
+    first, second = here.queue.waiting
+    steps.append(second)
+    here.queue.waiting.remove(second)
+    here.run()
+    ended = here.turn(turn.turn_id)
+    assert ran == ["x"] and ended["answer"] == "done"
+    assert sorted(here.turn(call["child_turn_id"])["stop_reason"] for call in ended["calls"]) == ["answer", "budget"]
+    late = here.turn(first.turn_id)
+    assert late["stop_reason"] == "budget" and "max_tool_calls=3" in late["error"]["detail"] and late["calls"] == []
+    assert_whole(here.frames(late["conversation_id"]))
+
+
+def test_a_cost_that_somebody_above_bounds_needs_a_price(turnmill: Turnmill) -> None:
+    boss, research, first, second = pair([[ASK], "I see."], ["never"], limits=Limits(max_cost=1.0))
+    here = turnmill(boss, research, prices='{"other": {"input": 1, "output": 1}}')
+    assert here.ask("boss", "go")["error"]["code"] == "misconfigured" and (first.asked, second.asked) == (0, 0)
 
 
 def test_messages_delivered_twice_start_one_turn(turnmill: Turnmill) -> None:

@@ -6,7 +6,8 @@
 --            with claim or fin it is closed at once
 --   sequential                                its calls run one after the other
 --   result   {round, index, state, content, refused?}   how one call ended; refused when an approved one was not asked after all
---   spend    {in, out, cost, tools, asked}    what this step used; counts for the turn and for the conversation
+--   spend    {in, out, cost, tools, asked}    what this step used; counts for the turn, for the conversation, and for those that asked for the turn
+--   room     [[turn or conversation, id, most]]   accounts above in which the tools of spend must have room
 --   child    a turn that answers this step's call, as start_child takes it; the step is suspended until its end
 --   retry_in_ms, uncounted?, maybe_ran?       the same step is tried again after a pause; uncounted when nothing was tried
 --   unless_steered                            refuse when inputs joined meanwhile
@@ -19,7 +20,7 @@
 --   ring     {step: [queue, message]}         what this script can send itself
 -- Returns {"committed", fence of the claimed step or "", number of joined inputs, joined inputs..., sends...}
 --       | {"already", sends...}: the same commit was made before and its answer got lost
---       | {"fenced"} | {"ended"} | {"stale"} | {"steered"} | {"not_due"}
+--       | {"fenced"} | {"ended"} | {"stale"} | {"steered"} | {"not_due"} | {"over"}
 local tenant, turn = ARGV[1], ARGV[2]
 local key = turn_key(tenant, turn)
 local c = cjson.decode(ARGV[3])
@@ -62,6 +63,10 @@ elseif version ~= c.version then
 end
 if c.due and tonumber(call('ZSCORE', 'tm:due', c.due) or 'inf') > NOW_MS then return { 'not_due' } end
 if c.unless_steered and get(key, 'steered') then return { 'steered' } end
+for _, account in ipairs(c.room or {}) do
+  local above = account[1] == 'turn' and turn_key(tenant, account[2]) or conv_key(tenant, account[2])
+  if tonumber(get(above, 'tools') or '0') + c.spend.tools > account[3] then return { 'over' } end
+end
 
 RING = c.ring or RING
 bump(key, 'v', 1)
@@ -88,6 +93,7 @@ if c.spend then
     bump(key, field, used)
     bump(ck, field, used)
   end
+  if get(key, 'parent') then spend_above(tenant, turn, c.spend) end
 end
 if c.log then
   local entries = {}

@@ -461,6 +461,26 @@ local function orphaned(tenant, turn)
   return orphaned(tenant, parent)
 end
 
+-- What a turn uses counts at once for those that asked for it and for their conversations, so that all whom they asked see what is left.
+local function spend_above(tenant, turn, spend)
+  local where = get(turn_key(tenant, turn), 'parent')
+  if not where then return end
+  local parent = string.match(where, '^%S+')
+  local pk = turn_key(tenant, parent)
+  local state, conv = fetch(pk, 'state', 'conv', 'parent', 'in', 'out', 'cost', 'tools')
+  if not state then return end
+  if not has_ended(state) then
+    for _, field in ipairs({ 'in', 'out', 'cost', 'tools' }) do
+      local used = spend[field]
+      if used then
+        bump(pk, field, used)
+        bump(conv_key(tenant, conv), field, used)
+      end
+    end
+  end
+  spend_above(tenant, parent, spend)
+end
+
 -- Nobody waits any more for the turn that a call has started: it is to be cancelled.
 local function abandon(tenant, child)
   if has_ended(get(turn_key(tenant, child), 'state') or 'completed') then return end
@@ -474,11 +494,6 @@ local function settle_call(tenant, turn, fin, sends)
   local pk, place, field = turn_key(tenant, parent), round .. ':' .. index, 's:' .. round .. ':tool:' .. index
   local state, conv = fetch(pk, 'state', 'conv', 'v', 'left:' .. round, 'cr:' .. place, field, 'seq0', 'h:' .. round)
   if not state or has_ended(state) then return end
-  for _, used in ipairs({ 'in', 'out', 'cost', 'tools' }) do
-    local spent = tonumber(get(key, used) or '0')
-    bump(pk, used, spent)
-    bump(conv_key(tenant, conv), used, spent)
-  end
   if get(pk, 'cr:' .. place) then return end
   local record, told, frame = read_step(pk, field), fin.told, fin.told_frame
   if not told then
