@@ -2,6 +2,7 @@
 
 from orchestration.core.agent import Agent
 from orchestration.core.agent_tool import AgentTool
+from orchestration.core.checkpoint import Checkpoint
 from orchestration.core.compaction import Compactor, ElideToolResults
 from orchestration.core.gate import Gate
 from orchestration.core.hooks import ToolContext
@@ -36,6 +37,7 @@ __all__ = [
     "Ask",
     "BearerWebhooks",
     "Budget",
+    "Checkpoint",
     "Compactor",
     "Delta",
     "Deny",

@@ -82,6 +82,12 @@ def hook(self: Any, tenant: str, delivery: str, attempt: int) -> None:
     deliver(runtime().ports, tenant, delivery, attempt)
 
 
+@task(names.OUTBOUND[Way.ROUND])
+def last_round(self: Any, tenant: str, delivery: str, attempt: int) -> None:
+    """Make one attempt to call an agent's `on_round` with its whole turn."""
+    deliver(runtime().ports, tenant, delivery, attempt)
+
+
 @task(names.OUTBOUND[Way.ANSWER])
 def answer(self: Any, tenant: str, delivery: str, attempt: int) -> None:
     """Make one attempt to call the `on_answer` of the webhook that a turn came from."""

@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from orchestration.core.agent_tool import AgentTool
 from orchestration.core.catalogue import catalogue_of
+from orchestration.core.checkpoint import OnRound
 from orchestration.core.compaction import AnyCompactor, ElideToolResults
 from orchestration.core.errors import Invalid, Misconfigured
 from orchestration.core.gate import Gate, missing_gates
@@ -63,6 +64,7 @@ class Agent:
         compactor: how older history is rewritten (see `Compactor`).
         max_history_messages: messages of the history that are sent at most; None for all.
         on_tool, on_tool_error: what runs around its tool calls (see `core/hooks.py`).
+        on_round: called with the conversation after each round and after the answer (see `core/checkpoint.py`).
         parameters: what clients of a channel may give in its query; None takes any texts. The model reads them beside the instructions.
 
     Raises:
@@ -93,6 +95,7 @@ class Agent:
     max_history_messages: int | None = None
     on_tool: OnTool | None = None
     on_tool_error: OnToolError | None = None
+    on_round: OnRound | None = None
     parameters: type[BaseModel] | None = None
 
     def __post_init__(self) -> None:
@@ -143,12 +146,18 @@ class Agent:
             hook = getattr(self, name)
             if hook is not None and (not callable(hook) or inspect.iscoroutinefunction(hook)):
                 raise Misconfigured(f"{who}): {name} is a plain function")
+        if self.on_round is not None and not callable(self.on_round):
+            raise Misconfigured(f"{who}): on_round is a function of one checkpoint, sync or async")
         catalogue = catalogue_of(self, self.known_tools())
         if not self.discoveries():
             known = {*catalogue.tools, *(spec.prefix for spec in catalogue.tools.values())}
             for name in self.always_loaded:
                 if name not in known:
                     raise Misconfigured(f"{who}): always_loaded names {name!r}, which is none of its tools")
+
+    def system_for(self, brief: str) -> str:
+        """Its instructions in a turn that brings a brief of its own."""
+        return "\n\n".join(part for part in (self.system, brief) if part)
 
     def model_named(self, name: str) -> Model:
         """The model that a submission asked for by name; the agent's own for none.

@@ -24,6 +24,7 @@ class Way(StrEnum):
     CALLBACK = "callback"  #: a POST to the turn's `callback_url`
     HOOK = "hook"  #: `on_approval_request` in the user's module
     ANSWER = "answer"  #: `on_answer` of the webhook that the turn came from
+    ROUND = "round"  #: `on_round` of the agent that ended the turn; of the rounds before, the turn's own steps tell
 
 
 class OutboundEvent(StrEnum):

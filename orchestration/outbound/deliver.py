@@ -12,7 +12,7 @@ from orchestration.core.approval import as_api
 from orchestration.core.errors import NotFound, TurnmillError
 from orchestration.core.outbound import Delivery, Way
 from orchestration.outbound.address import check_url
-from orchestration.outbound.events import callback_body, webhook_answer
+from orchestration.outbound.events import callback_body, ended_checkpoint, webhook_answer
 from orchestration.outbound.functions import call
 from orchestration.outbound.post import post
 from orchestration.outbound.signing import secrets_of, signed_headers
@@ -89,4 +89,17 @@ def _by_answer(ports: Ports, attempt: Attempt) -> Told:
     return call(webhook.on_answer, webhook_answer(view, attempt.delivery))
 
 
-_WAYS: dict[Way, Callable[[Ports, Attempt], Told]] = {Way.CALLBACK: _by_callback, Way.HOOK: _by_hook, Way.ANSWER: _by_answer}
+def _by_round(ports: Ports, attempt: Attempt) -> Told:
+    view = ports.conversations.turn(attempt.tenant, attempt.delivery.subject)
+    agent = ports.project.agents.get(view.raw.get("ended_by", ""))
+    if agent is None or agent.on_round is None:
+        return Told("no_hook", for_good=True)
+    return call(agent.on_round, ended_checkpoint(ports, view, agent))
+
+
+_WAYS: dict[Way, Callable[[Ports, Attempt], Told]] = {
+    Way.CALLBACK: _by_callback,
+    Way.HOOK: _by_hook,
+    Way.ANSWER: _by_answer,
+    Way.ROUND: _by_round,
+}

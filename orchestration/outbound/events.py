@@ -7,8 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from orchestration.actions.read import turn_as_api
+from orchestration.core.agent import Agent
 from orchestration.core.approval import as_api
+from orchestration.core.checkpoint import Checkpoint, checkpoint
+from orchestration.core.compaction import View
 from orchestration.core.errors import NotFound
+from orchestration.core.limits import Spent
 from orchestration.core.outbound import Delivery, OutboundEvent
 from orchestration.core.safe_json import dumps
 from orchestration.core.times import rfc3339
@@ -41,6 +45,27 @@ def callback_body(ports: Ports, tenant: str, delivery: Delivery) -> tuple[str, s
 
 def _body(delivery: Delivery, at_ms: int, data: Mapping[str, Any]) -> str:
     return dumps({"type": str(delivery.event), "timestamp": rfc3339(at_ms), "data": data})
+
+
+def ended_checkpoint(ports: Ports, view: TurnView, agent: Agent) -> Checkpoint:
+    """The conversation as a turn left it, for the `on_round` of the agent that ended it."""
+    request = view.request
+    tenant, conversation_id = request.tenant, request.conversation_id
+    kept = ports.conversations.conversation(tenant, conversation_id)
+    entries = [entry for _, entry in ports.conversations.log(tenant, conversation_id, limit=int(kept["length"]))]
+    while entries and entries[-1]["turn_id"] != request.turn_id:
+        entries.pop()  # of a turn that came later
+    return checkpoint(
+        entries,
+        conversation_id=conversation_id,
+        turn_id=request.turn_id,
+        agent=agent.name,
+        system=agent.system_for(request.brief),
+        round_=view.rounds,
+        view=View.from_json(kept.get("compacted") or ""),
+        spent=Spent(input_tokens=int(kept.get("in") or 0), output_tokens=int(kept.get("out") or 0)),
+        stop_reason=view.raw.get("stop", ""),
+    )
 
 
 def webhook_answer(view: TurnView, delivery: Delivery) -> WebhookAnswer:

@@ -14,7 +14,7 @@ TASKS = {StepKind.PLAN: PLAN, StepKind.TOOL: TOOL, StepKind.OBSERVE: OBSERVE, St
 QUEUES = {StepKind.PLAN: "plan", StepKind.OBSERVE: "plan", StepKind.TOOL: "tools", StepKind.DECIDE: "control"}
 
 #: The task of each way in which somebody outside is told.
-OUTBOUND = {Way.CALLBACK: "outbound.callback", Way.HOOK: "outbound.hook", Way.ANSWER: "outbound.answer"}
+OUTBOUND = {Way.CALLBACK: "outbound.callback", Way.HOOK: "outbound.hook", Way.ANSWER: "outbound.answer", Way.ROUND: "outbound.round"}
 
 #: Where recovery runs: a worker that consumes this queue also sweeps.
 CONTROL_QUEUE = "control"

@@ -19,6 +19,7 @@ from orchestration.core.limits import Limits, Spent
 from orchestration.core.local_calls import handoffs_so_far, invalid_so_far
 from orchestration.core.loop import after_reply, after_round, before_asking, overtaken
 from orchestration.core.model import ModelReply
+from orchestration.core.outbound import Way
 from orchestration.core.round import CallTools, EndTurn, NextRound, PlannedCall, Standing
 from orchestration.core.safe_json import clean_text, dumps
 from orchestration.core.turn import StopReason
@@ -29,6 +30,7 @@ from orchestration.steps.asking import approval_frame, approval_of, log_refused,
 from orchestration.steps.ending import MAX_FRAME_CHARS, ending, round_log
 from orchestration.steps.faults import MAX_CLAIMS, end_with_error, log_unexpected, reached, try_again, wake
 from orchestration.steps.request import ask, check_price, round_catalogue, spent_on
+from orchestration.steps.rounds import tell_round
 from orchestration.steps.token_frames import TokenFrames
 from orchestration.wiring import Ports
 
@@ -42,12 +44,17 @@ def plan(step: StepId, ports: Ports) -> str:
     claim, fields = claimed
     turn, _ = ports.journal.turn_so_far(fields)
     ports.project.compare(turn.request.agent, turn.request.snapshot)
-    return work(claim, turn, ports)
+    # a first attempt that comes as a task was given back before it was tried, so its round was told of
+    return work(claim, turn, ports, told=claim.attempt == 1)
 
 
-def work(claim: Claim, turn: TurnSoFar, ports: Ports) -> str:
-    """Do the plan step that `claim` holds, and every following one that needs no other task."""
+def work(claim: Claim, turn: TurnSoFar, ports: Ports, *, told: bool = False) -> str:
+    """Do the plan step that `claim` holds, and every following one that needs no other task. `told` when
+    `on_round` knows the round before."""
     while True:
+        if not told:
+            tell_round(claim, turn, ports)
+        told = False
         following = _once(claim, turn, ports)
         if following is None:
             return "done"
@@ -205,6 +212,10 @@ def end(
     """End the turn, unless an input joined it while its answer was made and `limits` leave room: then it goes on with that."""
     step = claim.step
     final = change | ending(step, turn.request, decided, turn.usage, change.get("frames", ()), cost_micros=turn.spent.cost_micros)
+    agent = ports.project.agents.get(turn.agent)
+    if agent is not None and agent.on_round is not None:
+        final["fin"]["tell"] = str(Way.ROUND)
+        final["set"] = final.get("set", {}) | {"ended_by": agent.name}
     final["unless_steered"] = limits is not None and _may_go_on(decided, limits, step.round)
     committed = ports.journal.commit(step.tenant, step.turn_id, final, claim)
     reached("committed", step)

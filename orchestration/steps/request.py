@@ -100,7 +100,7 @@ def ask(
 
 
 def _complete(turn: TurnSoFar, agent: Agent, catalogue: Catalogue, tokens: TokenFrames) -> ModelReply:
-    system = "\n\n".join(part for part in (agent.system, turn.request.brief) if part)
+    system = agent.system_for(turn.request.brief)
     shown = trimmed(turn.view.over(turn.entries, max_result_chars=agent.limits.max_tool_result_chars), agent.max_history_messages)
     sent: list[Message] = [{"role": "system", "content": system}, *shown] if system else shown
     return call_model(model_of(agent, turn.request), sent, tools=list(catalogue.definitions) or None, sink=tokens)

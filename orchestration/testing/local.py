@@ -23,12 +23,13 @@ from orchestration.core.agent import Agent
 from orchestration.core.frames import numbered
 from orchestration.core.ids import StepId, StepKind
 from orchestration.core.keys import matches
-from orchestration.core.outbound import Delivery
+from orchestration.core.outbound import Delivery, Way
 from orchestration.core.principal import DEVELOPER, Principal
 from orchestration.core.tool import Discover, Outcome, Tool, ToolAnswer, ToolQuery, ToolSpec
 from orchestration.core.turn import StopReason
 from orchestration.core.webhook import Webhook
 from orchestration.models.scripted import ScriptEnded
+from orchestration.outbound.deliver import deliver
 from orchestration.project import collect
 from orchestration.queue.names import QUEUES
 from orchestration.settings import Settings
@@ -156,7 +157,8 @@ class LocalTurnmill:
 
     def run(self) -> None:
         """Run steps until none waits, with what a deployment does by itself: chords are closed, pauses before another attempt are over
-        at once, and the turns of agents whose caller was cancelled end. Deadlines and expiries come only when their time has.
+        at once, the turns of agents whose caller was cancelled end, `on_round` is called. Deadlines and expiries come only when
+        their time has.
 
         Raises:
             ScriptEnded: a scripted model was asked for more than its script has.
@@ -178,10 +180,18 @@ class LocalTurnmill:
         if kind == "step" and paused[entry] < MAX_PAUSES:
             paused[entry] += 1
             self.queue.send(self.ports.outbox.promote(StepId.parse(name)))
+        elif kind == "out" and Delivery.parse(name.partition("/")[2]).way is Way.ROUND and not paused[entry]:
+            paused[entry] += 1
+            self._tell_round(*name.split("/", 1))
         elif kind == "cancel":
             tenant, _, turn_id = name.partition("/")
             cancel.end_now(self.ports, tenant, turn_id, StopReason.CANCELLED)
             self.ports.store.client.zrem("tm:due", entry)
+
+    def _tell_round(self, tenant: str, name: str) -> None:
+        attempt = self.ports.outbound.to_send(tenant, name)
+        if attempt is not None:
+            deliver(self.ports, tenant, name, attempt)
 
     def _complain(self) -> None:
         """Raise what a test of an agent should not pass over: the mistakes of its script."""

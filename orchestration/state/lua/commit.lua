@@ -15,7 +15,7 @@
 --   close    [{round, index, state, result}]  open calls of a turn that ends
 --   due      the entry of tm:due that this change answers: refused unless it still is due
 --   expired  the approval whose time was up, when that ends the turn
---   fin      {state, stop, answer?, output?, error?, by?, from?}
+--   fin      {state, stop, answer?, output?, error?, by?, from?, tell?}    as end_turn takes it
 --   change   the name of a change from outside, so that one whose answer got lost can be asked again
 --   ring     {step: [queue, message]}         what this script can send itself
 -- Returns {"committed", fence of the claimed step or "", number of joined inputs, joined inputs..., sends...}

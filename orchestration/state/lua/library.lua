@@ -30,7 +30,8 @@
 --   p:{round} the model's reply; n:{round} number of calls; left:{round} calls without a result; wait:{round} calls at a human;
 --   c:{round}:{i} the call; cs:{round}:{i} its state; cr:{round}:{i} its result; cb:/ce: when it began and ended (ms);
 --   ca:{round}:{i} its approval; ok:{round}:{i} the approved arguments; humans, runs: undecided approvals of it and of the turns it waits for, and those under which the deadline runs;
---   clock what is left of the deadline (ms) while it stands still; tell the ways in which the turn's end is told to the outside
+--   clock what is left of the deadline (ms) while it stands still; tell the ways in which the turn's end is told to the outside;
+--   ended_by the agent whose on_round is one of these
 --   active the agent that goes on with it after a handoff; cost (millionths), tools (asked by it), asked (model calls); seq:{round} its calls run in order;
 --   of a turn that runs for a call of another's: parent = "turn round index", up and told, the beginnings of frames of that turn's;
 --   joined in place of all these: the turn that an input joined instead of becoming one of its own; kept for 10 minutes, in case it is submitted again;
@@ -519,7 +520,7 @@ local function settle_call(tenant, turn, fin, sends)
 end
 
 -- The turn's end: final, once; what waits for it starts. `fin` has state, stop and perhaps answer, output, error (all text),
--- by and from (who cancelled it, from where: JSON texts), told and told_frame (see settle_call).
+-- by and from (who cancelled it, from where: JSON texts), told and told_frame (see settle_call), tell (one more way to tell of the end).
 local function end_turn(tenant, turn, conv, fin, sends)
   local key, ck = turn_key(tenant, turn), conv_key(tenant, conv)
   put(key, 'state', fin.state, 'stop', fin.stop, 'ended', text(NOW_MS))
@@ -527,7 +528,7 @@ local function end_turn(tenant, turn, conv, fin, sends)
     if fin[name] then put(key, name, fin[name]) end
   end
   for id in string.gmatch(get(key, 'aps') or '', '%S+') do close_approval(tenant, turn, id, 'cancelled', fin.by, fin.from) end
-  for way in string.gmatch(get(key, 'tell') or '', '%S+') do tell(tenant, way .. '.turn_ended.' .. turn .. '.1') end
+  for way in string.gmatch((get(key, 'tell') or '') .. ' ' .. (fin.tell or ''), '%S+') do tell(tenant, way .. '.turn_ended.' .. turn .. '.1') end
   for round in string.gmatch(get(key, 'chords') or '', '%d+') do
     local group = 'celery-taskset-meta-' .. turn .. '.' .. round
     call('UNLINK', group .. '.s', group .. '.j', group .. '.d', group .. '.t')
