@@ -15,6 +15,7 @@ from orchestration.models.anthropic_request import messages_payload
 from orchestration.models.connection import Call, asked
 from orchestration.models.endpoint import Endpoint
 from orchestration.models.error_text import Shown
+from orchestration.models.metering import noted
 from orchestration.models.wire_json import body_of
 
 
@@ -108,7 +109,7 @@ class AnthropicModel:
         )
         reply = AnthropicReply(endpoint.who, sink, shown)
         with asked(call) as pieces:
-            return reply.read(pieces)
+            return noted(reply.read(pieces))
 
     def __repr__(self) -> str:
         return repr(self._endpoint)

@@ -6,6 +6,7 @@ what the step may do.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import threading
 import traceback
@@ -19,13 +20,14 @@ from typing import Any, cast
 from orchestration.core.errors import ModelError
 from orchestration.core.model import Delta, Message, Model, ModelFault, ModelReply, Sink, ToolDefinition
 from orchestration.models.loop_thread import loop_thread
+from orchestration.models.metering import noted
 from orchestration.models.reply_shapes import as_reply
 
 
 def call_model(
     model: Model, messages: Sequence[Message], *, tools: Sequence[ToolDefinition] | None = None, sink: Sink | None = None
 ) -> ModelReply:
-    """Ask `model` once and wait for its whole reply.
+    """Ask `model` once and wait for its whole reply. In async code use `call_model_async`.
 
     `sink` is called in the thread that called this, for an async model too. A model that takes none has its reply shown in
     one piece. What `sink` raises comes out of here, whatever the model makes of it; an async model is then cancelled.
@@ -33,7 +35,8 @@ def call_model(
     Raises:
         ModelError: as the model raised it. Any other exception of a model becomes one that is not worth trying again
             (`unavailable`); it names the class and the line, never the text, which may hold prompts. A reply of a shape
-            that nobody can read is `protocol`.
+            that nobody can read is `protocol`. Asked for an async model from the event loop that async models share, it
+            would wait for ever, so it does not wait (`bad_request`).
     """
     who = name_of(model)
     takes_sink = sink is not None and _takes_sink(model)
@@ -42,6 +45,8 @@ def call_model(
     try:
         found = model.complete(messages, **given)
         if inspect.isawaitable(found):
+            if loop_thread.is_here:
+                raise _stuck(who, found)
             found = _wait(loop_thread.submit(found), relay)
         if relay is not None:
             relay.drain()
@@ -53,10 +58,17 @@ def call_model(
         raise _foreign(who, error) from None
     if relay is not None and relay.raised is not None:
         raise relay.raised
-    reply = as_reply(who, found)
+    reply = noted(as_reply(who, found))
     if sink is not None and not takes_sink and (reply.content or reply.thinking):
         sink(Delta(text=reply.content, thinking=reply.thinking))
     return reply
+
+
+async def call_model_async(
+    model: Model, messages: Sequence[Message], *, tools: Sequence[ToolDefinition] | None = None, sink: Sink | None = None
+) -> ModelReply:
+    """`call_model` for async code, such as an async compactor: it waits in a thread, whatever loop runs. `sink` is called there."""
+    return await asyncio.to_thread(call_model, model, messages, tools=tools, sink=sink)
 
 
 def name_of(model: Any) -> str:
@@ -130,6 +142,13 @@ def _has_sink(function: object) -> bool:
         return "sink" in inspect.signature(cast(Callable[..., Any], function)).parameters
     except (TypeError, ValueError):
         return False
+
+
+def _stuck(who: str, found: Any) -> ModelError:
+    if inspect.iscoroutine(found):
+        found.close()
+    message = f"{who} is async and was asked without await in async code; use `await call_model_async(…)` there"
+    return ModelError(ModelFault.BAD_REQUEST, message, retryable=False)
 
 
 def _foreign(who: str, error: Exception) -> ModelError:

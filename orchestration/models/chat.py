@@ -14,6 +14,7 @@ from orchestration.models.chat_request import chat_payload
 from orchestration.models.connection import Call, asked
 from orchestration.models.endpoint import Endpoint, offered_names, thinking_field
 from orchestration.models.error_text import Shown
+from orchestration.models.metering import noted
 from orchestration.models.wire_json import body_of
 
 _OPENAI = "https://api.openai.com/v1"
@@ -103,7 +104,7 @@ class OpenAIChatModel:
         )
         reply = ChatReply(endpoint.who, offered_names(tools), sink, shown, think_tags=self._think_tags)
         with asked(call) as pieces:
-            return reply.read(pieces)
+            return noted(reply.read(pieces))
 
     def __repr__(self) -> str:
         return repr(self._endpoint)

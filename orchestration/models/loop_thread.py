@@ -10,8 +10,11 @@ import atexit
 import os
 import threading
 from collections.abc import Awaitable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
+
+#: Calls of sync models that async code may wait for at a time.
+MAX_THREADS = 64
 
 
 class LoopThread:
@@ -28,6 +31,11 @@ class LoopThread:
     def submit(self, awaitable: Awaitable[Any]) -> Future[Any]:
         """Start `awaitable` on the loop. Cancelling the future cancels it. The caller's context variables are seen there."""
         return asyncio.run_coroutine_threadsafe(_awaited(awaitable), self._running())
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the caller runs on the loop, which must not wait for itself."""
+        return self._thread is threading.current_thread()
 
     def _running(self) -> asyncio.AbstractEventLoop:
         with self._lock:
@@ -65,6 +73,7 @@ async def _awaited(awaitable: Awaitable[Any]) -> Any:
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
     asyncio.set_event_loop(loop)
+    loop.set_default_executor(ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="turnmill-async-models"))
     try:
         loop.run_forever()
         left = asyncio.all_tasks(loop)
@@ -72,6 +81,7 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
             task.cancel()
         loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
         loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.run_until_complete(loop.shutdown_default_executor())
     finally:
         asyncio.set_event_loop(None)
         loop.close()

@@ -15,6 +15,7 @@ from typing import Any
 
 from orchestration.core.errors import Misconfigured, ModelError
 from orchestration.core.model import Delta, Message, ModelFault, ModelReply, RequestedCall, Sink, ToolDefinition, Usage
+from orchestration.models.metering import noted
 
 #: A tool call in a script: a `RequestedCall`, `(name, arguments)`, or `{"name", "arguments", "id"}`. Arguments that are text
 #: go out as they are, broken or not; an object goes out as its JSON.
@@ -126,7 +127,7 @@ class _Played:
         if step.error is not None:
             raise _exception(self.model, step.error)
         calls = tuple(_call(call) for call in step.tool_calls)
-        return ModelReply(
+        reply = ModelReply(
             content="".join(pieces),
             tool_calls=calls,
             thinking=step.thinking,
@@ -134,6 +135,7 @@ class _Played:
             usage=step.usage,
             model=self.model,
         )
+        return noted(reply)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.model!r})"

@@ -70,6 +70,11 @@ class TurnSoFar:
     last_input_tokens: int = 0
     accounts: tuple[Account, ...] = ()
 
+    def with_spent(self, used: Spent) -> TurnSoFar:
+        """The turn when it has used this much more."""
+        above = tuple(replace(account, spent=account.spent + used) for account in self.accounts)
+        return replace(self, spent=self.spent + used, conversation_spent=self.conversation_spent + used, accounts=above)
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -246,9 +251,10 @@ class Journal:
             found.append(replace(account, spent=Spent(0, *(int(number or 0) for number in used))))
         return tuple(found)
 
-    def keep_view(self, claim: Claim, view: View, frames: list[str]) -> bool:
-        """Keep the shorter view of a conversation that a step under way has made; False when the step is no longer ours."""
-        answer = self._insist("compact", str(claim.step), claim.owner, claim.fence, view.as_json(), dumps(frames))
+    def keep_view(self, claim: Claim, view: View, frames: list[str], spend: dict[str, int]) -> bool:
+        """Keep the shorter view of a conversation that a step under way has made, and count what making it used (as `spend` of
+        `commit.lua`); False when the step is no longer ours."""
+        answer = self._insist("compact", str(claim.step), claim.owner, claim.fence, view.as_json(), dumps(frames), dumps(spend))
         return bool(answer[0] == "ok")
 
     def emit(self, claim: Claim, number: int, frames: list[str]) -> bool:

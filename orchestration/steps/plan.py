@@ -29,7 +29,7 @@ from orchestration.state.model_limits import ModelPlaces
 from orchestration.steps.asking import approval_frame, approval_of, log_refused, rule_of
 from orchestration.steps.ending import MAX_FRAME_CHARS, ending, round_log
 from orchestration.steps.faults import MAX_CLAIMS, end_with_error, log_unexpected, reached, try_again, wake
-from orchestration.steps.request import ask, check_price, round_catalogue, spent_on
+from orchestration.steps.request import ask, check_price, round_catalogue, spend_of, spent_on
 from orchestration.steps.rounds import tell_round
 from orchestration.steps.token_frames import TokenFrames
 from orchestration.wiring import Ports
@@ -116,26 +116,20 @@ def _commit(
 ) -> tuple[Claim, TurnSoFar] | None:
     step = claim.step
     used = spent_on(reply, agent, turn.request, ports)
-    turn = replace(
-        turn,
-        usage=turn.usage + reply.usage,
-        spent=turn.spent + used,
-        conversation_spent=turn.conversation_spent + used,
-        accounts=tuple(replace(account, spent=account.spent + used) for account in turn.accounts),
-        last_input_tokens=reply.usage.input_tokens or turn.last_input_tokens,
-    )
+    last_input_tokens = reply.usage.input_tokens or turn.last_input_tokens
+    turn = replace(turn.with_spent(used), usage=turn.usage + reply.usage, last_input_tokens=last_input_tokens)
     standing = _standing(step, turn, agent, catalogue)
     decided = after_reply(reply, standing)
     calls = decided.calls
     asked = Spent(tool_calls=sum(planned.result is None and not planned.record.loop for planned in calls))
-    turn = replace(turn, spent=turn.spent + asked, conversation_spent=turn.conversation_spent + asked)
+    turn = turn.with_spent(asked)
     replied: dict[str, Any] = {
         "set": {f"p:{step.round}": reply_as_json(reply)},
-        "spend": _spend(used),
+        "spend": spend_of(used),
         "conv_set": {"last_in": str(turn.last_input_tokens)},
         "frames": tokens.rest(),
     }
-    change = replied | {"spend": _spend(used + asked)}
+    change = replied | {"spend": spend_of(used + asked)}
     if calls:
         now_ms = claim.store_now_ms()
         change |= _round(ports, turn, step, agent.name, decided, now_ms)
@@ -175,11 +169,6 @@ def _standing(step: StepId, turn: TurnSoFar, agent: Agent, catalogue: Catalogue)
         depth=depth_of(turn.request),
         rule=rule_of(agent, turn.request),
     )
-
-
-def _spend(used: Spent) -> dict[str, int]:
-    spend = {"in": used.input_tokens, "out": used.output_tokens, "cost": used.cost_micros, "tools": used.tool_calls, "asked": used.rounds}
-    return {name: number for name, number in spend.items() if number}
 
 
 def _dispatch(claim: Claim, turn: TurnSoFar, ports: Ports, decided: CallTools, change: dict[str, Any]) -> bool:

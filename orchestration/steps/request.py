@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -16,7 +16,7 @@ from orchestration.core.compaction import View, after_overflow, checked, due, ov
 from orchestration.core.conversation import Entry
 from orchestration.core.errors import CompactionError, Fenced, Misconfigured, ModelError
 from orchestration.core.frames import FrameKind, frame
-from orchestration.core.limits import Spent, price_of
+from orchestration.core.limits import NOTHING, Spent, price_of
 from orchestration.core.local_calls import loaded_so_far
 from orchestration.core.model import Message, Model, ModelFault, ModelReply
 from orchestration.core.round import is_closing
@@ -25,6 +25,7 @@ from orchestration.core.tool import Discover, ToolSpec, attached_tools, demanded
 from orchestration.core.turn import TurnRequest
 from orchestration.models.calling import call_model
 from orchestration.models.loop_thread import loop_thread
+from orchestration.models.metering import metered
 from orchestration.state.journal import Claim, TurnSoFar
 from orchestration.steps.token_frames import TokenFrames
 from orchestration.wiring import Ports
@@ -85,7 +86,7 @@ def ask(
         last_input_tokens=turn.last_input_tokens,
     )
     if upto:
-        turn = _keep(claim, turn, _compacted(turn, agent, upto), ports, agent.limits.max_tool_result_chars)
+        turn = _compact(claim, turn, agent, ports, upto)
     try:
         return _complete(turn, agent, catalogue, tokens), turn
     except ModelError as error:
@@ -94,8 +95,10 @@ def ask(
     tokens.void()
     most = agent.limits.max_tool_result_chars
     before = size_of(turn.view.over(turn.entries, max_result_chars=most))
-    view = _compacted(turn, agent, overflow_part(turn.entries, turn.view, agent.keep_recent_rounds))
-    turn = _keep(claim, turn, after_overflow(turn.entries, view, size_before=before, max_result_chars=most), ports, most)
+    upto = overflow_part(turn.entries, turn.view, agent.keep_recent_rounds)
+    turn = _compact(
+        claim, turn, agent, ports, upto, lambda view: after_overflow(turn.entries, view, size_before=before, max_result_chars=most)
+    )
     return _complete(turn, agent, catalogue, tokens), turn
 
 
@@ -104,6 +107,20 @@ def _complete(turn: TurnSoFar, agent: Agent, catalogue: Catalogue, tokens: Token
     shown = trimmed(turn.view.over(turn.entries, max_result_chars=agent.limits.max_tool_result_chars), agent.max_history_messages)
     sent: list[Message] = [{"role": "system", "content": system}, *shown] if system else shown
     return call_model(model_of(agent, turn.request), sent, tools=list(catalogue.definitions) or None, sink=tokens)
+
+
+def _compact(
+    claim: Claim, turn: TurnSoFar, agent: Agent, ports: Ports, upto: int, then: Callable[[View], View] = lambda view: view
+) -> TurnSoFar:
+    """The turn with the view of the log up to entry `upto` that the agent's compactor makes, and `then` of it. The view is kept, and
+    what models have used for it is counted, before anything is sent."""
+    with metered() as replies:
+        view = then(_compacted(turn, agent, upto))
+    used = NOTHING
+    for reply in replies:
+        used += replace(_priced(reply, [reply.model], agent, turn.request, ports), rounds=0)  # no round of the turn
+    _keep(claim, turn, view, ports, agent.limits.max_tool_result_chars, used)
+    return replace(turn.with_spent(used), view=view, usage=sum((reply.usage for reply in replies), turn.usage))
 
 
 def _compacted(turn: TurnSoFar, agent: Agent, upto: int) -> View:
@@ -123,13 +140,17 @@ def _compacted(turn: TurnSoFar, agent: Agent, upto: int) -> View:
     return View(upto, checked(made), turn.view.max_result_chars)
 
 
-def _keep(claim: Claim, turn: TurnSoFar, view: View, ports: Ports, most: int | None) -> TurnSoFar:
-    """Keep the view with the conversation before anything is sent of it, so that a step done again finds it."""
+def _keep(claim: Claim, turn: TurnSoFar, view: View, ports: Ports, most: int | None, used: Spent) -> None:
     sizes = [size_of(one.over(turn.entries, max_result_chars=most)) for one in (turn.view, view)]
     told = frame(FrameKind.COMPACTED, claim.step.turn_id, claim.step.round, chars_before=sizes[0], chars_after=sizes[1])
-    if not ports.journal.keep_view(claim, view, [told]):
+    if not ports.journal.keep_view(claim, view, [told], spend_of(used)):
         raise Fenced(f"step {claim.step.task_id} was passed on, or its turn has ended")
-    return replace(turn, view=view)
+
+
+def spend_of(used: Spent) -> dict[str, int]:
+    """What a step used as the journal's scripts take it."""
+    spend = {"in": used.input_tokens, "out": used.output_tokens, "cost": used.cost_micros, "tools": used.tool_calls, "asked": used.rounds}
+    return {name: number for name, number in spend.items() if number}
 
 
 def spent_on(reply: ModelReply, agent: Agent, request: TurnRequest, ports: Ports) -> Spent:
@@ -138,7 +159,11 @@ def spent_on(reply: ModelReply, agent: Agent, request: TurnRequest, ports: Ports
     Raises:
         Misconfigured: the agent, or somebody above it, bounds the cost, and the settings have no price for the model.
     """
-    price = price_of(ports.settings.price_list, _priced_names(agent, request, reply.model))
+    return _priced(reply, _priced_names(agent, request, reply.model), agent, request, ports)
+
+
+def _priced(reply: ModelReply, names: Sequence[str], agent: Agent, request: TurnRequest, ports: Ports) -> Spent:
+    price = price_of(ports.settings.price_list, names)
     if price is None and needs_price(agent.limits, request):
         raise Misconfigured(
             f"the cost of agent {agent.name!r} is bounded, but TURNMILL_PRICES has no price for its model, so it is not asked"

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from orchestration import Agent, ElideToolResults, Limits, Message, ModelReply, RequestedCall, tool
+from orchestration import Agent, ElideToolResults, Limited, Limits, Message, Model, ModelReply, RequestedCall, tool
 from orchestration.actions import read
 from orchestration.core.call import CallResult, CallState
 from orchestration.core.compaction import View, checked, grouped, older_part, trimmed
 from orchestration.core.conversation import Entry, input_entry, message_entry, messages, round_entries
 from orchestration.core.errors import CompactionError, ModelError
 from orchestration.core.model import Usage
-from orchestration.models import ScriptedModel, Step
+from orchestration.models import ScriptedModel, Step, call_model, call_model_async
 from orchestration.testing.frames import assert_paired, assert_whole, kinds, only
 from orchestration.testing.local import LocalTurnmill
 
@@ -189,6 +189,73 @@ def test_a_passing_fault_of_a_summarising_model_is_tried_again(turnmill: Turnmil
     model = ScriptedModel([asks(1, 200), asks(2, 200), asks(3, 200), says("done")])
     turn = turnmill(Agent("a", model, tools=[query], compact_after=100, compactor=compact)).ask("a", "dig")
     assert turn["answer"] == "done" and len(tries) == 2
+
+
+PRICES = json.dumps({"scripted": {"input": 1, "output": 1}, "small": {"input": 10, "output": 100}})
+
+
+def summary(model: Model, *, in_async_code: bool = False) -> Any:
+    """A compactor that asks `model`."""
+
+    def compact(older: Sequence[Message]) -> list[Message]:
+        return [{"role": "user", "content": call_model(model, older).content}]
+
+    async def compact_async(older: Sequence[Message]) -> list[Message]:
+        return [{"role": "user", "content": (await call_model_async(model, older)).content}]
+
+    return compact_async if in_async_code else compact
+
+
+class Small:
+    """An async model of a user's own."""
+
+    model = "small"
+
+    async def complete(self, messages: Any, *, tools: Any = None) -> ModelReply:
+        return ModelReply("short", usage=Usage(1000, 10), model="small")
+
+
+@pytest.mark.parametrize("in_async_code", [False, True])
+@pytest.mark.parametrize("limited", [False, True])
+def test_what_a_compactors_model_uses_counts(turnmill: Turnmill, in_async_code: bool, limited: bool) -> None:
+    small = Limited(Small(), concurrency=1, requests_per_minute=9) if limited else Small()
+    model = ScriptedModel([asks(1, 200), asks(2, 200), asks(3, 200), says("done")])
+    agent = Agent("a", model, tools=[query], compact_after=100, compactor=summary(small, in_async_code=in_async_code))
+    here = turnmill(agent, prices=PRICES)
+    turn = here.ask("a", "dig", conversation_id="c")
+    assert turn["answer"] == "done"
+    assert turn["usage"] == {"input_tokens": 601 + 1000, "output_tokens": 4 + 10, "cost": (601 + 4 + 10_000 + 1_000) / 1e6}
+    assert only(here.frames("c"), "done")["usage"] == turn["usage"]
+    assert bool(here.ports.store.client.exists("tm:model:small:begun")) == limited
+
+
+def test_a_compactors_model_works_within_the_budget(turnmill: Turnmill) -> None:
+    model = ScriptedModel([asks(1, 200), asks(2, 200), asks(3, 200), asks(4, 200), says("never")])
+    compactor = summary(ScriptedModel(["short"], model="small"))
+    agent = Agent("a", model, tools=[query], compact_after=100, compactor=summary(Small()), limits=Limits(max_cost=0.01))
+    turn = turnmill(agent, prices=PRICES).ask("a", "dig")
+    assert turn["stop_reason"] == "budget" and model.asked == 4
+    free = turnmill(
+        Agent(
+            "a",
+            ScriptedModel([asks(n, 200) for n in range(4)]),
+            tools=[query],
+            compact_after=100,
+            compactor=compactor,
+            limits=Limits(max_cost=1),
+        ),
+        prices='{"scripted": {"input": 1, "output": 1}}',
+    )
+    assert free.ask("a", "dig")["error"]["code"] == "misconfigured", "what it costs is not known"
+
+
+def test_a_compactor_that_would_wait_for_itself_is_told_so(turnmill: Turnmill) -> None:
+    async def compact(older: Sequence[Message]) -> list[Message]:
+        return [{"role": "user", "content": call_model(Small(), older).content}]
+
+    model = ScriptedModel([asks(1, 200), asks(2, 200), asks(3, 200), says("never")])
+    turn = turnmill(Agent("a", model, tools=[query], compact_after=100, compactor=compact)).ask("a", "dig")
+    assert "call_model_async" in turn["error"]["detail"]
 
 
 def test_a_step_tried_again_does_not_compact_again(turnmill: Turnmill) -> None:

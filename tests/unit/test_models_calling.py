@@ -15,7 +15,10 @@ import pytest
 
 from orchestration.core.errors import ModelError
 from orchestration.core.model import Delta, ModelReply, RequestedCall, Usage
-from orchestration.models.calling import call_model
+from orchestration.models.calling import call_model, call_model_async
+from orchestration.models.failover import Failover
+from orchestration.models.limited import Limited
+from orchestration.models.loop_thread import loop_thread
 from orchestration.models.scripted import ScriptedModel
 
 MESSAGES = [{"role": "user", "content": "my secret"}]
@@ -134,6 +137,25 @@ def test_an_async_model_can_be_asked_from_inside_a_running_loop() -> None:
         return call_model(Streams("a"), MESSAGES, sink=lambda _: None).content
 
     assert asyncio.run(outer()) == "a"
+
+
+def test_async_code_asks_an_async_model_through_every_wrapper() -> None:
+    async def outer(model: Any) -> str:
+        return (await call_model_async(model, MESSAGES, sink=lambda _: None)).content
+
+    for model in (Streams("a"), Failover(Streams("a")), Limited(Streams("a"), concurrency=1, name="x"), ScriptedModel(["a"])):
+        assert loop_thread.submit(outer(model)).result(30) == "a"
+    assert asyncio.run(outer(Streams("a"))) == "a"
+
+
+def test_async_code_that_would_wait_for_itself_is_told_so() -> None:
+    async def outer() -> ModelReply:
+        return Limited(Streams("a"), concurrency=1, name="x").complete(MESSAGES)
+
+    with pytest.raises(ModelError, match="call_model_async") as caught:
+        loop_thread.submit(outer()).result(30)
+    assert caught.value.kind == "bad_request" and not caught.value.retryable
+    assert call_model(Streams("b"), MESSAGES, sink=lambda _: None).content == "b", "the loop that all async models share still runs"
 
 
 def test_context_variables_reach_an_async_model() -> None:

@@ -89,11 +89,7 @@ local ck = conv_key(tenant, conv)
 for field, value in pairs(c.conv_set or {}) do put(ck, field, value) end
 if c.spend then
   fetch(ck, 'seq', 'in', 'out', 'cost', 'tools', 'asked')
-  for field, used in pairs(c.spend) do
-    bump(key, field, used)
-    bump(ck, field, used)
-  end
-  if get(key, 'parent') then spend_above(tenant, turn, c.spend) end
+  spend(tenant, turn, conv, c.spend)
 end
 if c.log then
   local entries = {}

@@ -482,6 +482,16 @@ local function spend_above(tenant, turn, spend)
   spend_above(tenant, parent, spend)
 end
 
+-- What a step has used: {in, out, cost, tools, asked}.
+local function spend(tenant, turn, conv, used)
+  local key, ck = turn_key(tenant, turn), conv_key(tenant, conv)
+  for field, number in pairs(used) do
+    bump(key, field, number)
+    bump(ck, field, number)
+  end
+  if get(key, 'parent') then spend_above(tenant, turn, used) end
+end
+
 -- Nobody waits any more for the turn that a call has started: it is to be cancelled.
 local function abandon(tenant, child)
   if has_ended(get(turn_key(tenant, child), 'state') or 'completed') then return end
