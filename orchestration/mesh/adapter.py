@@ -26,8 +26,8 @@ class ZenohMesh:
         self._settings = settings
         self._records = records
         self.session = session or MeshSession(settings)
-        self._caller = ToolCaller(self.session, settings, self._serves)
         self._discovery = Discovery(self.session, settings)
+        self._caller = ToolCaller(self.session, settings, self._serves, heard_lately=self._discovery.heard_lately)
         self._hosts: list[ToolHost] = []
         self._token: Declaration | None = None
         self._processes = f"turnmill/{service_chunk(settings.service)}/process"

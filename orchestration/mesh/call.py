@@ -23,17 +23,36 @@ log = logging.getLogger(__name__)
 #: Keys whose owners are watched at a time; the least recently asked is let go.
 MAX_WATCHED_KEYS = 512
 
+#: A key that was served this long ago, in seconds, may be served again in a moment: its host, or the hub, is restarting.
+LATELY_S = 10.0
+
+#: For how long a call of such a key is asked again, and the pause before each time, in seconds.
+COMES_BACK_S, LOOK_AGAIN_S = 3.0, 0.1
+
 #: A key that nobody serves: a query of it returns when all that was asked of the hub before has been answered.
 _BARRIER = ".turnmill/barrier"
 
 
 class ToolCaller:
-    """Asks tools on the process's session. Safe for threads. A tool for which `serves_here` is true is asked within the session alone:
-    Zenoh would ask one owner here and another one behind the hub."""
+    """Asks tools on the process's session. Safe for threads.
 
-    def __init__(self, session: MeshSession, settings: Settings, serves_here: Callable[[str], bool] = lambda prefix: False) -> None:
+    Args:
+        serves_here: whether a tool is served by this session; such a one is asked within it alone, since Zenoh would ask one owner
+            here and another one behind the hub.
+        heard_lately: whether somebody said a moment ago that he serves a key.
+    """
+
+    def __init__(
+        self,
+        session: MeshSession,
+        settings: Settings,
+        serves_here: Callable[[str], bool] = lambda prefix: False,
+        *,
+        heard_lately: Callable[[str], bool] = lambda prefix: False,
+    ) -> None:
         self._session = session
         self._serves_here = serves_here
+        self._heard_lately = heard_lately
         self._secret = settings.mesh_secret.get_secret_value()
         self._owners = _Owners()
 
@@ -42,7 +61,26 @@ class ToolCaller:
 
         Codes of its own: `bad_request` (no plain key, or arguments that cannot be sent; refused for good), `mesh_unavailable`,
         `expired` and `not_found` (it did not run), `timeout` and `no_reply` (it may have run), `bad_reply` (it ran).
+
+        Where nobody serves the key nothing ran. If somebody did a moment ago, or the hub was reached only a moment ago, it is
+        asked again for a few seconds before that is believed.
         """
+        until = time.monotonic() + min(COMES_BACK_S, query.timeout_s)
+        while True:
+            answer = self._ask(query)
+            if answer.code != "not_found" or answer.outcome is not Outcome.NOT_RUN or not self._comes_back(query, until):
+                return answer
+            time.sleep(LOOK_AGAIN_S)
+
+    def _comes_back(self, query: ToolQuery, until: float) -> bool:
+        """Whether it is worth while to ask once more, before `until` (monotonic seconds), for a key that nobody serves now."""
+        if time.monotonic() + LOOK_AGAIN_S >= until:
+            return False
+        if query.expires_ms and (time.time() + LOOK_AGAIN_S) * 1000 >= query.expires_ms:
+            return False
+        return self._session.settling or self._owners.served_lately(query.prefix) or self._heard_lately(query.prefix)
+
+    def _ask(self, query: ToolQuery) -> ToolAnswer:
         if not wire.is_tool_key(query.prefix):
             return ToolAnswer(Outcome.FAILED, code="bad_request", message="not asked: the tool's key is no plain key outside .istos/")
         now_ms = int(time.time() * 1000)
@@ -149,6 +187,10 @@ class _Owner:
         """Whether the key is served, or was at some time since `moment` (monotonic seconds)."""
         return bool(self._querier.matching_status.matching) or self._left_at >= moment
 
+    def served_lately(self) -> bool:
+        """Whether it was served at some time within the last `LATELY_S` seconds."""
+        return self.served_since(time.monotonic() - LATELY_S)
+
     def close(self) -> None:
         self._listener.undeclare()  # type: ignore[no-untyped-call]
         self._querier.undeclare()
@@ -185,6 +227,11 @@ class _Owners:
         for one in let_go:
             one.close()
         return owner
+
+    def served_lately(self, key: str) -> bool:
+        with self._lock:
+            owner = self._watched.get(key)
+        return owner is not None and owner.served_lately()
 
     def clear(self) -> None:
         with self._lock:

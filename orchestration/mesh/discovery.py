@@ -31,21 +31,54 @@ CONNECT_S = 2.0
 #: Lists of wishes whose answer is kept until the next refresh.
 _MAX_CHOSEN = 256
 
+#: For how long a service counts as there after it was last heard, in seconds: its host, or the hub, may be restarting.
+KEEP_S = 10.0
+
+#: Pause before the mesh is asked again while hosts may be on their way back to it, in seconds.
+LOOK_AGAIN_S = 0.1
+
 #: Remembered complaints; beyond that they are forgotten and may be made again.
 _MAX_COMPLAINTS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
+class _Service:
+    """What one service said of itself, and when it was last heard (monotonic seconds)."""
+
+    manifests: tuple[Manifest, ...]
+    heard_at: float
+
+
+@dataclass(frozen=True, slots=True)
 class _Known:
-    """What was heard, when (monotonic seconds), by service; and what was chosen of it for each list of wishes so far."""
+    """What is known of all services by name, when the mesh was last asked (monotonic seconds), and what was chosen of it so far."""
 
     at: float = float("-inf")
-    manifests: dict[str, tuple[Manifest, ...]] = field(default_factory=dict)
+    services: dict[str, _Service] = field(default_factory=dict)
     chosen: dict[tuple[Discover, ...], tuple[ToolSpec, ...]] = field(default_factory=dict)
+
+    def find(self, wishes: Sequence[Discover]) -> list[ToolSpec]:
+        """The tools that match one of `wishes`."""
+        asked = tuple(wishes)
+        found = self.chosen.get(asked)
+        if found is None:
+            latest = max((service.heard_at for service in self.services.values()), default=0.0)
+            present = [manifest for service in self.services.values() if service.heard_at >= latest for manifest in service.manifests]
+            absent = [manifest for service in self.services.values() if service.heard_at < latest for manifest in service.manifests]
+            found = tuple(select(present, asked, absent=absent))
+            if len(self.chosen) >= _MAX_CHOSEN:
+                self.chosen.clear()
+            self.chosen[asked] = found
+        return list(found)
 
 
 class Discovery:
-    """The tools of the mesh. Safe for threads: one refreshes, the others take what is known or wait for the first answer."""
+    """The tools of the mesh. Safe for threads: one refreshes, the others take what is known or wait for the first answer.
+
+    A service that does not answer is not gone yet: for `KEEP_S` seconds after it was last heard its tools are still shown, and
+    for as long as the mesh is away or the hub was reached only a moment ago. A call of a tool that is gone all the same is
+    answered with `not_found`.
+    """
 
     def __init__(self, session: MeshSession, settings: Settings) -> None:
         self._session = session
@@ -56,17 +89,26 @@ class Discovery:
         self._complaints: set[tuple[str, str, str]] = set()
 
     def discover(self, wishes: Sequence[Discover]) -> list[ToolSpec]:
-        """The tools that match one of `wishes`, by prefix. While the mesh is away, those that were known last."""
+        """The tools that match one of `wishes`, by prefix. While the mesh is away, those that were known last; while hosts may
+        be on their way back to it, a wish that nothing fulfils is worth a wait."""
         if not wishes:
             return []
-        known, asked = self._current(), tuple(wishes)
-        found = known.chosen.get(asked)
-        if found is None:
-            found = tuple(select([manifest for of_service in known.manifests.values() for manifest in of_service], asked))
-            if len(known.chosen) >= _MAX_CHOSEN:
-                known.chosen.clear()
-            known.chosen[asked] = found
-        return list(found)
+        while True:
+            found = self._current().find(wishes)
+            if not self._session.settling or all(any(_wished(spec, wish) for spec in found) for wish in wishes):
+                return found
+            time.sleep(LOOK_AGAIN_S)
+
+    def heard_lately(self, prefix: str) -> bool:
+        """Whether a service said within the last `KEEP_S` seconds that it serves `prefix`."""
+        since = time.monotonic() - KEEP_S
+        return any(
+            spec.prefix == prefix
+            for service in self._known.services.values()
+            if service.heard_at >= since
+            for manifest in service.manifests
+            for spec in manifest.tools
+        )
 
     def forget(self) -> None:
         """Ask the mesh again at the next call."""
@@ -75,14 +117,15 @@ class Discovery:
 
     def _current(self) -> _Known:
         known = self._known
-        if time.monotonic() - known.at <= self._kept_s:
+        fresh_s = min(self._kept_s, LOOK_AGAIN_S) if self._session.settling else self._kept_s
+        if time.monotonic() - known.at <= fresh_s:
             return known
         # Who comes while another refreshes takes what is a little stale; what is long stale, or nothing, is worth the wait.
         patient = time.monotonic() - known.at > 3 * self._kept_s
         if not self._refreshing.acquire(blocking=patient):
             return known
         try:
-            if time.monotonic() - self._known.at > self._kept_s:
+            if time.monotonic() - self._known.at > fresh_s:
                 self._known = self._refresh(self._known)
             return self._known
         finally:
@@ -105,14 +148,16 @@ class Discovery:
                 for prefix, why in manifest.skipped:
                     self._complain(manifest.service, prefix, why)
                 heard.setdefault(manifest.service, []).append(manifest)
-            complete = complete and self._session.connected
+            complete = complete and self._session.connected and not self._session.settling
         except (MeshUnavailable, Misconfigured, zenoh.ZError) as error:
             self._complain("", "", f"the mesh cannot be asked ({type(error).__name__})")
             complete = False
-        manifests = {service: tuple(of_service) for service, of_service in heard.items()}
-        if not complete:
-            manifests = {**known.manifests, **manifests}
-        return _Known(time.monotonic(), manifests)
+        now = time.monotonic()
+        services = {name: _Service(tuple(manifests), now) for name, manifests in heard.items()}
+        for name, service in known.services.items():
+            if name not in services and (not complete or now - service.heard_at <= KEEP_S):
+                services[name] = service
+        return _Known(now, services)
 
     def _complain(self, service: str, prefix: str, why: str) -> None:
         """Say each fault once."""
@@ -124,20 +169,22 @@ class Discovery:
         log.warning("discovery: service %r, entry %r: %s", service, prefix, why)
 
 
-def select(manifests: Iterable[Manifest], wishes: Sequence[Discover]) -> list[ToolSpec]:
+def select(manifests: Iterable[Manifest], wishes: Sequence[Discover], *, absent: Iterable[Manifest] = ()) -> list[ToolSpec]:
     """The tools of `manifests` that one of `wishes` names, sorted by prefix, each key once.
 
     A key that several services serve may be answered by any of them: it is gated when one of them demands it, idempotent and
     asked by payload only when all are, and waited for as long as the slowest asks. Its words and schema are those of the first
-    service by name.
+    service by name; of services that are `absent`, only where no other serves the key.
     """
-    owners: dict[str, list[ToolSpec]] = {}
-    for manifest in manifests:
-        for spec in manifest.tools:
-            owners.setdefault(spec.prefix, []).append(spec)
+    owners: dict[str, list[tuple[bool, ToolSpec]]] = {}
+    for away, some in ((False, manifests), (True, absent)):
+        for manifest in some:
+            for spec in manifest.tools:
+                owners.setdefault(spec.prefix, []).append((away, spec))
     chosen: list[ToolSpec] = []
     for prefix in sorted(owners):
-        specs = sorted(owners[prefix], key=lambda spec: (spec.service, str(spec.approval), spec.description))
+        ranked = sorted(owners[prefix], key=lambda owner: (owner[0], owner[1].service, str(owner[1].approval), owner[1].description))
+        specs = [spec for _, spec in ranked]
         named = [spec for spec in specs if any(_wished(spec, wish) for wish in wishes)]
         if not named:
             continue

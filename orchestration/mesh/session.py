@@ -29,6 +29,9 @@ RETRY = {"period_init_ms": 100, "period_max_ms": 1000, "period_increase_factor":
 #: How long opening waits before it is tried again after a failure that is no absent hub (a certificate, say), in seconds.
 REOPEN_S = 2.0
 
+#: For how long after a hub was reached others may still be on their way back to it, in seconds: they try once a second.
+SETTLE_S = 2.5
+
 
 class MeshUnavailable(TurnmillError):
     """There is no connection to the mesh. Nothing was asked and nothing ran."""
@@ -93,6 +96,8 @@ class MeshSession:
         self._ready = threading.Event()
         self._opening = False
         self._closed = False
+        self._linked_at = float("-inf")
+        self._links: Any = None
         # Kept until they are taken back: Zenoh ends what nobody refers to.
         self._declarations: dict[Declaration, None] = {}
 
@@ -141,6 +146,11 @@ class MeshSession:
         if session is None or self._closed or self._pid != os.getpid():
             return False
         return not self._settings.mesh_connect or bool(session.info.transports())
+
+    @property
+    def settling(self) -> bool:
+        """Whether the hub was reached a moment ago. It may have started a moment ago as well, and others be on their way to it."""
+        return time.monotonic() - self._linked_at < SETTLE_S
 
     def close(self) -> None:
         """Close the session and take back all that was declared. It stays closed; a second call does nothing."""
@@ -224,6 +234,8 @@ class MeshSession:
                 session.close()  # type: ignore[no-untyped-call]
                 return
             self._session = session
+            self._linked_at = time.monotonic()
+            self._links = session.info.declare_transport_events_listener(self._link_changed, history=True)
             waiting = list(self._declarations)
         _OPEN.add(self)
         for declaration in waiting:
@@ -232,6 +244,10 @@ class MeshSession:
             except zenoh.ZError as error:
                 log.error("a declaration was refused: %s", _first_line(error))
         self._ready.set()
+
+    def _link_changed(self, event: zenoh.TransportEvent) -> None:
+        if event.kind == zenoh.SampleKind.PUT and event.transport.whatami == zenoh.WhatAmI.ROUTER:
+            self._linked_at = time.monotonic()
 
     def _config(self) -> tuple[zenoh.Config, str]:
         settings = self._settings
