@@ -149,7 +149,15 @@ class MeshSession:
 
     @property
     def settling(self) -> bool:
-        """Whether the hub was reached a moment ago. It may have started a moment ago as well, and others be on their way to it."""
+        """Whether the hub was reached a moment ago, as far as this has been asked since. It may have started then as well, and
+        others be on their way to it."""
+        links = self._links
+        try:
+            while links is not None and (event := links.try_recv()) is not None:
+                if event.kind == zenoh.SampleKind.PUT and event.transport.whatami == zenoh.WhatAmI.ROUTER:
+                    self._linked_at = time.monotonic()
+        except zenoh.ZError:  # the session has ended
+            return False
         return time.monotonic() - self._linked_at < SETTLE_S
 
     def close(self) -> None:
@@ -235,7 +243,8 @@ class MeshSession:
                 return
             self._session = session
             self._linked_at = time.monotonic()
-            self._links = session.info.declare_transport_events_listener(self._link_changed, history=True)
+            # Read when somebody wants to know: a callback of Zenoh's into an interpreter that ends would abort the process.
+            self._links = session.info.declare_transport_events_listener(zenoh.handlers.RingChannel(8), history=True)
             waiting = list(self._declarations)
         _OPEN.add(self)
         for declaration in waiting:
@@ -244,10 +253,6 @@ class MeshSession:
             except zenoh.ZError as error:
                 log.error("a declaration was refused: %s", _first_line(error))
         self._ready.set()
-
-    def _link_changed(self, event: zenoh.TransportEvent) -> None:
-        if event.kind == zenoh.SampleKind.PUT and event.transport.whatami == zenoh.WhatAmI.ROUTER:
-            self._linked_at = time.monotonic()
 
     def _config(self) -> tuple[zenoh.Config, str]:
         settings = self._settings

@@ -123,3 +123,22 @@ def test_a_tool_that_is_gone_reads_so_and_is_forgotten(
     monkeypatch.setattr(discovery, "KEEP_S", 0.1)
     until(lambda: not mesh.discover(SHOP))
     assert not effects.exists()
+
+
+def test_a_stopping_replica_leaves_no_call_in_doubt(hub: Hub, mesh: ZenohMesh, start_host: Callable[[], Process], effects: Path) -> None:
+    host = start_host()
+    until(lambda: mesh.discover(SHOP))
+    looking = [Looking(mesh) for _ in range(4)]
+    for one in looking:
+        one.start()
+    for _ in range(6):
+        replacement = start_host()
+        shipped = len(effects.read_text().split())
+        until(lambda shipped=shipped: len(effects.read_text().split()) > shipped + 100)
+        assert host.stop() == 0
+        host = replacement
+    for one in looking:
+        one.stop()
+    answers = [answer for one in looking for answer in one.answers]
+    assert {answer.code for answer in answers if answer.outcome is not Outcome.COMPLETED} <= {"rate_limit_exceeded"}
+    assert len(effects.read_text().split()) == sum(answer.outcome is Outcome.COMPLETED for answer in answers)

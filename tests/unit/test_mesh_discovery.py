@@ -144,3 +144,11 @@ def test_a_token_holds_for_its_key_and_its_secret_only() -> None:
         with pytest.raises(Unauthorized) as refused:
             verify(wrong, key, secret=secret)
         assert not wrong or wrong not in str(refused.value)
+
+
+def test_the_words_of_a_service_that_is_away_count_only_where_no_other_serves_the_key() -> None:
+    here = Manifest("new", (ToolSpec("pay/now", "new words", payload=True, service="new"),))
+    away = Manifest("away", (ToolSpec("pay/now", "old words", approval="money", service="away"), ToolSpec("pay/late", service="away")))
+    late, now = select([here], [discover("pay/*")], absent=[away])
+    assert (late.prefix, late.service) == ("pay/late", "away")
+    assert (now.description, now.approval, now.payload) == ("new words", "money", False)

@@ -37,6 +37,9 @@ MAX_CALLS = 1024
 #: How long a repeat without an expiry waits for the answer of the first, in seconds.
 REPEAT_S = 60.0
 
+#: For how long a stopping host with nothing in hand refuses what is still on its way to it, in seconds.
+LINGER_S = 0.3
+
 
 class ToolHost:
     """Serves `tools` on `session` from `start` to `close`. Queries run concurrently; Zenoh's own threads are never held.
@@ -101,16 +104,20 @@ class ToolHost:
 
         The calls that are left get no answer, and their records will say that their outcome is unknown.
         """
+        with self._idle:
+            self._closing = True
+        # What is on its way here, or comes while no replica is left, must read that nothing ran. So somebody refuses it from
+        # before the tools are taken back. Those who are declared after that make a router look for the other replicas: Zenoh 1.10
+        # keeps a route to a queryable that was undeclared until another one of its key is declared.
+        refusing = [self._declare(tool.spec.prefix, self._refuser(tool), complete=False) for tool in self.tools]
         for declaration in reversed(self._declarations):
             declaration.undeclare()
         self._declarations.clear()
-        # What is on its way here, or comes while no replica is left, must read that nothing ran. It is also what makes a
-        # router look for the other replicas: Zenoh 1.10 keeps a route to a queryable that was undeclared until another one
-        # of its key is declared, and then those who asked before hear nothing.
-        refusing = [self._declare(tool.spec.prefix, self._refuser(tool), complete=False) for tool in self.tools]
+        refusing += [self._declare(tool.spec.prefix, self._refuser(tool), complete=False) for tool in self.tools]
+        gone = time.monotonic() + min(drain_s, LINGER_S)
         with self._idle:
-            self._closing = True
             ended = self._idle.wait_for(lambda: self._calls == 0, drain_s)
+        time.sleep(max(0.0, gone - time.monotonic()))
         for declaration in refusing:
             declaration.undeclare()
         if self._pool is not None:
