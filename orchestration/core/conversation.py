@@ -40,20 +40,31 @@ def round_entries(
 ) -> list[Entry]:
     """One round as log entries: what the model said and asked for (`calls` are id, name, arguments as JSON text),
     then each result in the order of the calls."""
+    entries = [asked_entry(turn_id, round_, text, calls, thinking, thinking_blocks)]
+    entries += [result_entry(turn_id, round_, id_, name, result) for (id_, name, _), result in zip(calls, results, strict=True)]
+    return entries
+
+
+def asked_entry(
+    turn_id: str, round_: int, text: str, calls: Sequence[tuple[str, str, str]], thinking: str = "", thinking_blocks: str = ""
+) -> Entry:
+    """What the model said and asked for, as a log entry."""
     asked: dict[str, Any] = {
         "kind": "tool_calls",
         "content": text,
         "calls": [{"id": id_, "name": name, "arguments": arguments} for id_, name, arguments in calls],
     } | _thought(thinking, thinking_blocks)
-    entries: list[Entry] = [{"dir": "out", "turn_id": turn_id, "round": round_, "data": asked}]
-    for (id_, name, _), result in zip(calls, results, strict=True):
-        data = {"kind": "tool_result", "tool_call_id": id_, "name": name, "content": result.content, "error": result.error}
-        if result.code:
-            data["code"] = result.code
-        if result.effect is not None:
-            data["effect"] = result.effect
-        entries.append({"dir": "out", "turn_id": turn_id, "round": round_, "data": data})
-    return entries
+    return {"dir": "out", "turn_id": turn_id, "round": round_, "data": asked}
+
+
+def result_entry(turn_id: str, round_: int, id_: str, name: str, result: CallResult) -> Entry:
+    """What came of one call, as a log entry."""
+    data: dict[str, Any] = {"kind": "tool_result", "tool_call_id": id_, "name": name, "content": result.content, "error": result.error}
+    if result.code:
+        data["code"] = result.code
+    if result.effect is not None:
+        data["effect"] = result.effect
+    return {"dir": "out", "turn_id": turn_id, "round": round_, "data": data}
 
 
 def message_entry(turn_id: str, round_: int, text: str, thinking: str = "", thinking_blocks: str = "") -> Entry:

@@ -63,6 +63,11 @@ class PlannedCall:
         """Whether a human is asked before it runs."""
         return self.result is None and self.record.gate is not None
 
+    @property
+    def plain(self) -> bool:
+        """Whether it is asked of the mesh, so that its result has no effect but to be read."""
+        return self.result is None and not self.record.loop and not self.record.agent
+
 
 @dataclass(frozen=True, slots=True)
 class CallTools:

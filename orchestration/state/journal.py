@@ -17,7 +17,7 @@ from orchestration.core.call import CallRecord, CallResult, CallState
 from orchestration.core.compaction import View
 from orchestration.core.conversation import Entry
 from orchestration.core.errors import StoreUnavailable
-from orchestration.core.ids import StepId
+from orchestration.core.ids import StepId, StepKind
 from orchestration.core.limits import NOTHING, Spent
 from orchestration.core.model import ModelReply, RequestedCall, Usage
 from orchestration.core.safe_json import dumps, loads
@@ -154,13 +154,18 @@ class Journal:
         self._outbox = outbox
 
     def claim(self, step: StepId) -> tuple[Claim, list[str]] | NotClaimed:
-        """Take `step`, or learn why not. The raw fields that come with it are read by `turn_so_far` and its siblings."""
+        """Take `step`, or learn why not. The raw fields that come with it are read by `turn_so_far` and its siblings.
+
+        The claim of an observe that needs no more than what its round left behind is that of the next plan: the journal has
+        done it at once.
+        """
         while True:
             owner, deadline = self._lease.next_owner(), self._lease.deadline
             answer = self._insist("claim", str(step), owner, self._outbox.take_confirmations())
-            if answer[0] == "claimed":
+            if answer[0] in ("claimed", "observed"):
                 fence, attempt, now, ends = (int(float(value)) for value in answer[1:5])
-                return Claim(step, owner, fence, attempt, now, ends, time.monotonic(), deadline), answer[5:]
+                taken = StepId(step.tenant, step.turn_id, step.round + 1, StepKind.PLAN) if answer[0] == "observed" else step
+                return Claim(taken, owner, fence, attempt, now, ends, time.monotonic(), deadline), answer[5:]
             if answer[0] != "no_lease":
                 return NotClaimed(answer[0])
             self._lease.register(instead_of=owner.partition("#")[0])

@@ -8,7 +8,7 @@ from typing import Any
 
 from orchestration.core.agent_tool import parent_of, told_to_parent
 from orchestration.core.call import CallRecord, CallResult
-from orchestration.core.conversation import Entry, cut, round_entries
+from orchestration.core.conversation import Entry, asked_entry, cut, result_entry
 from orchestration.core.frames import FrameKind, frame
 from orchestration.core.ids import StepId
 from orchestration.core.limits import usage_shown
@@ -44,16 +44,14 @@ def ending(
 
 def round_log(step: StepId, reply: ModelReply, calls: Sequence[tuple[CallRecord, CallResult]]) -> list[Entry]:
     """One round as log entries: the model's reply, then what came of its calls, in their order."""
-    asked = [(record.call_id, record.name, _arguments(record)) for record, _ in calls]
-    return round_entries(
-        step.turn_id,
-        step.round,
-        clean_text(reply.content),
-        asked,
-        [result for _, result in calls],
-        clean_text(reply.thinking),
-        reply.thinking_blocks,
-    )
+    results = [result_entry(step.turn_id, step.round, record.call_id, record.name, result) for record, result in calls]
+    return [asked_log(step, reply, [record for record, _ in calls]), *results]
+
+
+def asked_log(step: StepId, reply: ModelReply, records: Sequence[CallRecord]) -> Entry:
+    """The first entry of a round: the model's reply with its calls."""
+    asked = [(record.call_id, record.name, _arguments(record)) for record in records]
+    return asked_entry(step.turn_id, step.round, clean_text(reply.content), asked, clean_text(reply.thinking), reply.thinking_blocks)
 
 
 def _arguments(record: CallRecord) -> str:

@@ -27,7 +27,7 @@ from orchestration.models.limited import counted
 from orchestration.state.journal import Claim, Committed, NotClaimed, TurnSoFar, reply_as_json
 from orchestration.state.model_limits import ModelPlaces
 from orchestration.steps.asking import approval_frame, approval_of, log_refused, rule_of
-from orchestration.steps.ending import MAX_FRAME_CHARS, ending, round_log
+from orchestration.steps.ending import MAX_FRAME_CHARS, asked_log, ending, round_log
 from orchestration.steps.faults import MAX_CLAIMS, end_with_error, log_unexpected, reached, try_again, wake
 from orchestration.steps.request import ask, check_price, round_catalogue, spend_of, spent_on
 from orchestration.steps.rounds import tell_round
@@ -135,6 +135,8 @@ def _commit(
         change |= _round(ports, turn, step, agent.name, decided, now_ms)
         change["frames"] = replied["frames"] + _call_frames(turn, step, agent.name, calls, now_ms)
         log_refused(step, calls)
+    if isinstance(decided, CallTools) and all(planned.plain for planned in calls):
+        change["asked"] = dumps(asked_log(step, reply, [planned.record for planned in calls]))
     if isinstance(decided, CallTools) and decided.headers:
         if _dispatch(claim, turn, ports, decided, change):
             return None

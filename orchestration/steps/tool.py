@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from orchestration.actions.pass_on import pass_on
 from orchestration.core.call import CallRecord, CallResult, CallState
-from orchestration.core.conversation import cut
+from orchestration.core.conversation import cut, result_entry
 from orchestration.core.errors import StoreUnavailable, TurnmillError
 from orchestration.core.frames import FrameKind, frame
 from orchestration.core.ids import StepId, StepKind
@@ -153,6 +153,7 @@ def _record(claim: Claim, work: ToolWork, result: CallResult, ports: Ports, *, a
             "index": step.index,
             "state": str(result.state),
             "content": dumps(result.as_json()),
+            "entry": dumps(result_entry(step.turn_id, step.round, record.call_id, record.name, result)),
             "refused": not asked,
         },
         "frames": [shown],

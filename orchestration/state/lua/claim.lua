@@ -1,6 +1,7 @@
 -- claim.lua: take one step, or learn why not. A gated header that nobody decided yet is parked instead, and one that others come before waits.
 -- ARGV  1 step  2 owner: "process#claim", so that a claim whose answer got lost can be asked again  3 steps known to be sent (JSON list)
 -- Returns {"claimed", fence, attempt, now ms, lease's end ms, what the step needs...}
+--       | {"observed", the same of the next plan...}: the observe was done at once, and the next plan is claimed in its place
 --       | {"done"} | {"busy"} | {"parked"} | {"ended"} | {"unknown"} | {"no_lease"}
 -- A plan or an observe needs: req, agent, active, in, out, cost, tools, then of the conversation: active, active_from, compacted, last_in, asked, in, out,
 -- cost, tools; then the number of log entries and the entries; an observe also p, n and, for each call, c, cs, cr. A tool needs: req, c, its approved arguments or "".
@@ -14,15 +15,18 @@ local place = step.round .. ':' .. step.index
 local wanted = step.kind == 'tool' and { 'req', 'c:' .. place, 'ok:' .. place, 'maybe:' .. place, 'v', 'seq:' .. step.round, 'parent' }
   or { 'req', 'agent', 'active', 'in', 'out', 'cost', 'tools', 'parent' }
 if step.kind == 'observe' then
-  wanted[#wanted + 1] = 'p:' .. step.round
-  wanted[#wanted + 1] = 'n:' .. step.round
+  for _, name in ipairs({ 'p:', 'n:', 'le:' }) do wanted[#wanted + 1] = name .. step.round end
+  wanted[#wanted + 1] = 'steered'
+  wanted[#wanted + 1] = 'v'
 end
 local state, conv = fetch(step.key, 'state', 'conv', step.field, unpack(wanted))
 if not state then settle_delivery(step) return { 'unknown' } end
 if has_ended(state) or orphaned(step.tenant, step.turn) then settle_delivery(step) return { 'ended' } end
 local record = read_step(step.key, step.field)
 if not record then settle_delivery(step) return { 'unknown' } end
-if record.state == 'done' then settle_delivery(step) return { 'done' } end
+local ck = conv_key(step.tenant, conv)
+local observed = step.kind == 'observe' and (record.state == 'ready' or record.state == 'done') and close_round(step, record, owner, ck)
+if record.state == 'done' and not observed then settle_delivery(step) return { 'done' } end
 if record.state == 'gated' or record.state == 'parked' then
   settle_delivery(step)
   if record.state == 'gated' then write_step(step.key, step.field, 'parked', record.fence, '', record.attempt) end
@@ -33,11 +37,11 @@ if step.kind == 'tool' and record.state == 'ready' and get(step.key, 'seq:' .. s
   return { 'parked' }
 end
 local mine = record.state == 'running' and record.owner == owner
-if record.state ~= 'ready' and not mine then settle_delivery(step) return { 'busy' } end
+if record.state ~= 'ready' and not mine and not observed then settle_delivery(step) return { 'busy' } end
 
 local fence, attempt = record.fence, record.attempt
-if not mine then fence, attempt = claim_step(step, record, owner) end
-local answer = { 'claimed', text(fence), text(attempt), text(NOW_MS), lease }
+if observed then fence, attempt = 1, 1 elseif not mine then fence, attempt = claim_step(step, record, owner) end
+local answer = { observed and 'observed' or 'claimed', text(fence), text(attempt), text(NOW_MS), lease }
 local function add(values) for _, value in ipairs(values) do answer[#answer + 1] = value end end
 local function fields(...) for _, name in ipairs({ ... }) do answer[#answer + 1] = get(step.key, name) or '' end end
 
@@ -49,14 +53,13 @@ if step.kind == 'tool' then
   return answer
 end
 fields('req', 'agent', 'active', 'in', 'out', 'cost', 'tools')
-local ck = conv_key(step.tenant, conv)
 local kept = { 'active', 'active_from', 'compacted', 'last_in', 'asked', 'in', 'out', 'cost', 'tools' }
 fetch(ck, unpack(kept))
 for _, name in ipairs(kept) do answer[#answer + 1] = get(ck, name) or '' end
 local log = call('LRANGE', ck .. ':log', 0, -1)
 add({ text(#log) })
 add(log)
-if step.kind == 'observe' then
+if step.kind == 'observe' and not observed then
   local round, names = step.round, {}
   local count = tonumber(get(step.key, 'n:' .. round))
   for i = 0, count - 1 do

@@ -4,8 +4,10 @@
 --   set      {field: text}                    frames  [text]       log  [text]        conv_set  {field: text}, of the conversation
 --   round, calls  [{c, state, step, result?, approval?}]    opens a round; step is ready, gated or done; an approval as ask_human takes it;
 --            with claim or fin it is closed at once
+--   asked    the log entry of a round of plain tool calls, for close_round
 --   sequential                                its calls run one after the other
---   result   {round, index, state, content, refused?}   how one call ended; refused when an approved one was not asked after all
+--   result   {round, index, state, content, entry?, refused?}   how one call ended, with its log entry; refused when an approved one was not
+--            asked after all
 --   spend    {in, out, cost, tools, asked}    what this step used; counts for the turn, for the conversation, and for those that asked for the turn
 --   room     [[turn or conversation, id, most]]   accounts above in which the tools of spend must have room
 --   child    a turn that answers this step's call, as start_child takes it; the step is suspended until its end
@@ -27,7 +29,8 @@ local c = cjson.decode(ARGV[3])
 confirm_sent(cjson.decode(ARGV[4]))
 
 local step = c.step and parse_step(c.step)
-local state, conv, version = fetch(key, 'state', 'conv', 'v', 'seq0', 'in', 'out', 'steered', 'aps', 'chords', 'up', 'parent', 'kids', step and step.field or 'v')
+local state, conv, version = fetch(key, 'state', 'conv', 'v', 'seq0', 'in', 'out', 'steered', 'aps', 'chords', 'up', 'parent', 'kids', step and step.field or 'v',
+  c.result and 'le:' .. text(c.result.round) or 'v')
 if state and c.change and get(key, 'last') == c.change then return { 'already' } end -- what it sent is in the outbox
 if not state or has_ended(state) then
   if step then
@@ -91,18 +94,13 @@ if c.spend then
   fetch(ck, 'seq', 'in', 'out', 'cost', 'tools', 'asked')
   spend(tenant, turn, conv, c.spend)
 end
+if step and step.kind == 'observe' and get(key, 'le:' .. step.round) then call('HDEL', key, unpack(entry_fields(key, step.round))) end
 if c.log then
   local entries = {}
   for i, entry in ipairs(c.log) do entries[i] = stamped(entry) end
   if #entries > 0 then call('RPUSH', ck .. ':log', unpack(entries)) end
 end
-local joined = {}
-if c.claim and get(key, 'steered') then
-  joined = call('LRANGE', key .. ':steer', 0, -1)
-  for _, entry in ipairs(joined) do call('RPUSH', ck .. ':log', stamped(entry)) end
-  call('DEL', key .. ':steer')
-  drop(key, 'steered')
-end
+local joined = c.claim and join_inputs(key, ck) or {}
 
 if c.calls then
   local round, left, wait = text(c.round), 0, 0
@@ -127,11 +125,13 @@ if c.calls then
     put(key, 'h:' .. round, c.chord, 'chords', (get(key, 'chords') or '') .. ' ' .. round)
   end
   if c.sequential then put(key, 'seq:' .. round, '1') end
+  if c.asked then put(key, 'le:' .. round, c.asked) end
   if not c.claim and not c.fin then after_call(tenant, turn, conv, round, sends, frames) end
 end
 if c.result then
   local place = text(c.result.round) .. ':' .. text(c.result.index)
   put(key, 'cs:' .. place, c.result.state, 'cr:' .. place, c.result.content, 'ce:' .. place, text(NOW_MS))
+  if c.result.entry and get(key, 'le:' .. text(c.result.round)) then put(key, 'lr:' .. place, c.result.entry) end
   bump(key, 'left:' .. text(c.result.round), -1)
   audit_call(tenant, turn, place, c.result.state, c.result.refused)
   after_call(tenant, turn, conv, text(c.result.round), sends, frames)
@@ -146,9 +146,7 @@ emit(tenant, turn, conv, frames)
 
 local fence = ''
 if c.claim then
-  local following = parse_step(c.claim)
-  write_step(key, following.field, 'running', 1, c.owner, 1)
-  call('SADD', 'tm:run:' .. process_of(c.owner), following.text)
+  claim_following(parse_step(c.claim), c.owner)
   fence = '1'
 end
 if c.fin then end_turn(tenant, turn, conv, c.fin, sends) end

@@ -29,6 +29,7 @@
 --   s:{round}:{kind}:{index} = "state|fence|owner|attempt", state one of ready, gated, parked, later, running, done; owner is "process#claim";
 --   p:{round} the model's reply; n:{round} number of calls; left:{round} calls without a result; wait:{round} calls at a human;
 --   c:{round}:{i} the call; cs:{round}:{i} its state; cr:{round}:{i} its result; cb:/ce: when it began and ended (ms);
+--   le:{round}, lr:{round}:{i} until the round is closed: entries of the log, of the reply and of each call's result;
 --   ca:{round}:{i} its approval; ok:{round}:{i} the approved arguments; humans, runs: undecided approvals of it and of the turns it waits for, and those under which the deadline runs;
 --   clock what is left of the deadline (ms) while it stands still; tell the ways in which the turn's end is told to the outside;
 --   ended_by the agent whose on_round is one of these
@@ -211,6 +212,56 @@ end
 local function let_go(step, record, owner)
   if record and record.state == 'running' and process_of(record.owner) == process_of(owner) then return end
   release(step, owner)
+end
+
+-- The plan after a round that is closed, claimed in place by the process that closed it.
+local function claim_following(step, owner)
+  write_step(step.key, step.field, 'running', 1, owner, 1)
+  call('SADD', 'tm:run:' .. process_of(owner), step.text)
+end
+
+-- Inputs that joined the turn while it ran become part of the log, for the next plan to see.
+local function join_inputs(key, ck)
+  if not get(key, 'steered') then return {} end
+  local joined = call('LRANGE', key .. ':steer', 0, -1)
+  for _, entry in ipairs(joined) do call('RPUSH', ck .. ':log', stamped(entry)) end
+  call('DEL', key .. ':steer')
+  drop(key, 'steered')
+  return joined
+end
+
+-- Where the entries of a round wait for its end: the reply's, then those of the results.
+local function entry_fields(key, round)
+  local names = { 'le:' .. round }
+  for i = 0, tonumber(get(key, 'n:' .. round)) - 1 do names[#names + 1] = 'lr:' .. round .. ':' .. text(i) end
+  return names
+end
+
+-- An observe done at its claim: true when every call of the round has left its log entry. The entries go into the log, and the next plan is
+-- claimed in place. Of a claim whose answer got lost that has been done already.
+local function close_round(step, record, owner, ck)
+  local key, round = step.key, step.round
+  local following = parse_step(step.tenant .. '/' .. step.turn .. '/' .. text(tonumber(round) + 1) .. '/plan/0')
+  if record.state == 'done' then
+    local after = read_step(key, following.field)
+    return record.owner == owner and after and after.state == 'running' and after.owner == owner and following
+  end
+  if not get(key, 'le:' .. round) then return false end
+  local names = entry_fields(key, round)
+  local entries = { fetch(key, unpack(names)) }
+  for i = 1, #names do
+    if not entries[i] then return false end
+    entries[i] = stamped(entries[i])
+  end
+  call('RPUSH', ck .. ':log', unpack(entries, 1, #names))
+  call('HDEL', key, unpack(names))
+  settle_delivery(step)
+  write_step(key, step.field, 'done', record.fence + 1, owner, record.attempt + 1)
+  put(key, 'rounds', round)
+  bump(key, 'v', 1)
+  join_inputs(key, ck)
+  claim_following(following, owner)
+  return following
 end
 
 local function turn_frame(turn, state, position)
