@@ -6,7 +6,7 @@ from typing import Any
 
 from orchestration.actions.expire import expire
 from orchestration.actions.pass_on import pass_on
-from orchestration.actions.refuse import settled_frames
+from orchestration.actions.refuse import bell, settled_frames
 from orchestration.core.approval import ApprovalState, Decision, as_api, settle
 from orchestration.core.audit import AuditEvent, audit_entry, decided_of
 from orchestration.core.errors import ApprovalCancelled
@@ -56,6 +56,7 @@ def decide(
             decision=after.decisions[-1],
             result=result,
             ends_call=settled,
+            ring=bell(ports, before) if settled else {},
         )
         recorded = ports.approvals.record(before, change)
         if recorded.why == "ok":

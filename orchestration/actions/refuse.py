@@ -10,6 +10,7 @@ from orchestration.core.approval import OPEN, Approval, ApprovalState
 from orchestration.core.audit import AuditEvent, audit_entry
 from orchestration.core.call import CallState
 from orchestration.core.frames import FrameKind, frame
+from orchestration.core.ids import StepId, StepKind
 from orchestration.core.loop import denial
 from orchestration.core.safe_json import dumps
 from orchestration.state.approvals import Change, Only
@@ -38,7 +39,8 @@ def _refuse(ports: Ports, before: Approval, state: ApprovalState, event: AuditEv
     while before.state in OPEN:
         after = replace(before, state=state, decided_by=by)
         frames, result = settled_frames(after)
-        change = Change(after, audit_entry(event, before, by=by, source=source), frames=frames, only=only, result=result, ends_call=True)
+        entry = audit_entry(event, before, by=by, source=source)
+        change = Change(after, entry, frames=frames, only=only, result=result, ends_call=True, ring=bell(ports, before))
         recorded = ports.approvals.record(before, change)
         if recorded.why == "ok":
             pass_on(ports, recorded.sends)
@@ -47,6 +49,11 @@ def _refuse(ports: Ports, before: Approval, state: ApprovalState, event: AuditEv
             return False
         before = ports.approvals.get(before.tenant, before.approval_id)
     return False
+
+
+def bell(ports: Ports, settled: Approval) -> dict[str, tuple[str, str]]:
+    """What the script that settles an approval needs to send the decision task itself, where it can."""
+    return ports.queue.ring([StepId(settled.tenant, settled.turn_id, settled.round, StepKind.DECIDE, settled.index)])
 
 
 def settled_frames(settled: Approval) -> tuple[list[str], str]:

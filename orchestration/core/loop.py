@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from jsonschema import Draft202012Validator
@@ -255,28 +256,17 @@ def _names_like(name: str, catalogue: Mapping[str, ToolSpec]) -> dict[str, Any]:
     return named | ({"tools": sorted(catalogue)} if len(catalogue) <= MAX_NAMES else {})
 
 
-#: Validators of the schemas seen last, each kept with its schema so that the id stays its own.
-_VALIDATORS: dict[int, tuple[dict[str, object], Draft202012Validator]] = {}
-_MAX_VALIDATORS = 500
-
-
-def _validator(schema: dict[str, object]) -> Draft202012Validator:
-    """The validator of `schema`; making one costs more than using it, and a catalogue's schemas stay the same objects."""
-    known = _VALIDATORS.get(id(schema))
-    if known is not None and known[0] is schema:
-        return known[1]
-    made = Draft202012Validator(schema)
-    if len(_VALIDATORS) >= _MAX_VALIDATORS:
-        _VALIDATORS.clear()
-    _VALIDATORS[id(schema)] = (schema, made)
-    return made
+@lru_cache(maxsize=500)
+def _validator(schema: str) -> Draft202012Validator:
+    """The validator of a schema, given as JSON text: making one costs many times what its use does, and each step reads its schema anew."""
+    return Draft202012Validator(json.loads(schema))
 
 
 def schema_faults(schema: dict[str, object], arguments: dict[str, object]) -> list[dict[str, object]]:
     """Where and how `arguments` break a JSON schema; empty when they fit. A schema that is broken itself refuses
     nothing: its owner checks again."""
     try:
-        found = list(_validator(schema).iter_errors(arguments))
+        found = list(_validator(dumps(schema)).iter_errors(arguments))
     except (SchemaError, ValidationError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return []
     except Exception:  # referencing raises classes of its own for references that lead nowhere

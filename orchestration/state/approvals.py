@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, cast
 
@@ -46,6 +46,7 @@ class Change:
         ends_call: whether the call is decided by this.
         instead: the approval that is asked instead, with the call as it is recorded from then on.
         tell: deliveries that become due.
+        ring: messages that the script can send itself, as `Queue.ring` makes them.
     """
 
     after: Approval
@@ -57,6 +58,16 @@ class Change:
     ends_call: bool = False
     instead: tuple[Approval, CallRecord] | None = None
     tell: Sequence[str] = ()
+    ring: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """A suspended tool step that is to be sent again, with the indexes of its chord's headers and its turn's trace."""
+
+    step: StepId
+    headers: tuple[int, ...]
+    traceparent: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +234,8 @@ class Approvals:
             "audit": [change.audit],
             "tell": list(change.tell),
         }
+        if change.ring:
+            sent["ring"] = change.ring
         if change.decision is not None:
             sent["decision"] = dumps(dict(change.decision))
         if before.state is not after.state and after.state is ApprovalState.PENDING:
@@ -241,10 +254,13 @@ class Approvals:
         """Add an entry about `approval` to the audit stream that comes with no change of it."""
         self._store.run("audit", approval.tenant, approval.approval_id, audit, secrets.token_hex(8))
 
-    def resume(self, step: StepId) -> StepId | None:
+    def resume(self, step: StepId) -> Header | None:
         """Carry a recorded decision out: the suspended tool step that is to be sent again, if there is one."""
         answer = self._store.run("resume", str(step), self._outbox.take_confirmations())
-        return StepId.parse(answer[1]) if answer[0] == "send" else None
+        if answer[0] != "send":
+            return None
+        headers = tuple(json.loads(answer[2])["headers"]) if answer[2] else ()
+        return Header(StepId.parse(answer[1]), headers, answer[3])
 
 
 def _changed(before: Approval, after: Approval) -> dict[str, str]:

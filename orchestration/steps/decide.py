@@ -14,5 +14,5 @@ def decide(step: StepId, ports: Ports) -> None:
     header = ports.approvals.resume(step)
     reached("resumed", step)
     if header is not None:
-        pass_on(ports, [header])
+        pass_on(ports, [header.step], headers=header.headers, traceparent=header.traceparent)
     reached("committed", step)

@@ -6,6 +6,7 @@
 --   frames    [text]      tell  [deliveries]            decision the new entry of its decisions (JSON text), without its time
 --   times     {expires_at, remind_at} ("" for none)     when it is pending anew
 --   verdict, result    when its call is decided: approved with the arguments that are to run, or how it ended with what the model reads (JSON texts)
+--   ring      {step: [queue, message]}, what this script can send itself
 --   instead, call      when others are asked: their approval as ask_human takes it, and the call as it is recorded from then on (JSON text)
 -- Returns {"ok", sends...} | {"stale"} | {"ended"} | {"expired"} | {"not_due"}
 local tenant, id = ARGV[1], ARGV[2]
@@ -27,6 +28,7 @@ if c.when == 'remind' then
   call('ZREM', 'tm:due', 'remind:' .. name)
 end
 
+RING = c.ring or RING
 bump(ak, 'v', 1)
 put(ak, 'last', c.change)
 for field, value in pairs(c.set) do put(ak, field, value) end
