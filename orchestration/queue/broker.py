@@ -14,7 +14,7 @@ from typing import Any
 from celery.app.amqp import AMQP
 from kombu.connection import Connection
 from kombu.exceptions import OperationalError
-from kombu.transport import redis, virtual
+from kombu.transport import TRANSPORT_ALIASES, _transport_cache, redis, virtual
 from kombu.utils.json import dumps
 
 log = logging.getLogger("turnmill.queue")
@@ -101,27 +101,30 @@ class SentinelTransport(redis.SentinelTransport):
     Channel = SentinelChannel
 
 
-_OURS = {redis.Transport: Transport, redis.SentinelTransport: SentinelTransport}
+#: Ours by the schemes of URLs, in place of kombu's.
+_OURS = {"redis": Transport, "rediss": Transport, "sentinel": SentinelTransport}
+
+
+def _install() -> None:
+    """Have these schemes mean ours, in this process: connections out of a pool are of kombu's own class and go by the scheme alone."""
+    for scheme, ours in _OURS.items():
+        TRANSPORT_ALIASES[scheme] = f"{__name__}:{ours.__name__}"
+        _transport_cache.pop(scheme, None)
 
 
 class BrokerConnection(Connection):
     """A connection whose every fault makes a worker connect anew, soon and for as long as it takes."""
 
-    def get_transport_cls(self) -> Any:
-        """The transport's class; ours for Redis."""
-        found = super().get_transport_cls()  # type: ignore[no-untyped-call]
-        return _OURS.get(found, found)
-
     @cached_property
     def connection_errors(self) -> Any:
         """What a worker's consumer connects anew for. Kombu says some faults of Redis in its own words, those of a server that still
         loads its data among them, and counts those words as no fault of the connection: the worker would end."""
-        return (*self.get_transport_cls().connection_errors, OperationalError)
+        return (*self.get_transport_cls().connection_errors, OperationalError)  # type: ignore[no-untyped-call]
 
     @cached_property
     def recoverable_connection_errors(self) -> Any:
         """What kombu itself tries again for, as often as it is told: not what it has given up already."""
-        transport = self.get_transport_cls()
+        transport = self.get_transport_cls()  # type: ignore[no-untyped-call]
         return transport.connection_errors + transport.channel_errors
 
     def ensure_connection(self, *args: Any, **options: Any) -> Any:
@@ -135,3 +138,7 @@ class Amqp(AMQP):  # type: ignore[misc]
 
     Connection = BrokerConnection
     BrokerConnection = BrokerConnection
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        _install()
+        super().__init__(*args, **options)

@@ -19,6 +19,7 @@ from kombu.exceptions import KombuError, OperationalError
 from orchestration.core.errors import Misconfigured, StoreUnavailable
 from orchestration.core.ids import StepId, StepKind
 from orchestration.core.outbound import Delivery
+from orchestration.core.turn import ENDED
 from orchestration.queue.envelope import Envelopes
 from orchestration.queue.names import CONTROL_QUEUE, OBSERVE, OUTBOUND, QUEUES, TASKS, arguments, group_of
 from orchestration.settings import Settings
@@ -26,6 +27,13 @@ from orchestration.state.store import Store, translated, turn_key
 from orchestration.telemetry import continuing
 
 log = logging.getLogger("turnmill.queue")
+
+#: A chord that is over has left a mark, and a header that somebody sends all the same opens it no more.
+_OPEN_CHORD = """
+if redis.call('EXISTS', KEYS[2]) == 1 then return 0 end
+redis.call('SETNX', KEYS[1], ARGV[1])
+return 1
+"""
 
 
 def load_app(dotted: str) -> Celery:
@@ -197,15 +205,16 @@ class CeleryQueue:
         return found
 
     def _contexts(self, steps: Sequence[StepId]) -> dict[tuple[str, int], tuple[str, list[int]]]:
-        """Of each step's turn and round: its trace, and the indexes of its chord's headers (none for a round without a chord)."""
+        """Of each step's turn and round: its trace, and the indexes of its chord's headers (none for a round without a chord, or over)."""
         wanted = {(step.turn_id, step.round): step for step in steps}
         with translated():
             pipe = self._store.client.pipeline(transaction=False)
             for step in wanted.values():
-                pipe.hmget(turn_key(step.tenant, step.turn_id), "trace", f"h:{step.round}")
+                pipe.hmget(turn_key(step.tenant, step.turn_id), "trace", f"h:{step.round}", "state")
             found = pipe.execute()
         return {
-            place: (trace or "", json.loads(chord)["headers"] if chord else []) for place, (trace, chord) in zip(wanted, found, strict=True)
+            place: (trace or "", json.loads(chord)["headers"] if chord and state not in ENDED else [])
+            for place, (trace, chord, state) in zip(wanted, found, strict=True)
         }
 
     def _publish(self, producer: Any, step: StepId, headers: list[int]) -> None:
@@ -247,9 +256,10 @@ class CeleryQueue:
         )
 
     def _open_chord(self, group: str, size: int) -> None:
-        """Let the result backend know how many headers the chord has; one that is under way keeps its count."""
+        """Let the result backend know how many headers the chord has; one that is under way keeps its count, one that is over stays so."""
         backend = self.app.backend
-        backend.client.set(backend.get_key_for_group(group, ".s"), size, nx=True)
+        keys = [backend.get_key_for_group(group, part) for part in (".s", ".c")]
+        backend.client.eval(_OPEN_CHORD, len(keys), *keys, size)
 
     def _body(self, step: StepId) -> dict[str, Any]:
         body = StepId(step.tenant, step.turn_id, step.round, StepKind.OBSERVE)
