@@ -1,13 +1,15 @@
-"""Keeps this process's lease: renews it for all its running steps at once, answers whoever asks whether it lives, and
-takes a new one when it was deposed."""
+"""Keeps this process's lease: renews it for all its running steps at once, answers whoever asks whether it lives, takes a
+new one when it was deposed, and hands back steps that the process holds and does not work on any more."""
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 
 from orchestration.core.errors import StoreUnavailable
 from orchestration.wiring import Ports
+from workers.given_up import hand_back
 
 log = logging.getLogger("turnmill.lease")
 
@@ -48,6 +50,7 @@ class LeaseKeeper:
     def _run(self) -> None:
         lease, every = self._ports.lease, self._ports.settings.lease_s / 3
         since_renewal = every
+        looked = time.monotonic()
         while not self._stopping.is_set():
             try:
                 if not lease.process:
@@ -62,6 +65,10 @@ class LeaseKeeper:
                         log.warning("this process was taken for dead; its steps were passed on, and it goes on under a new lease")
                         lease.register(instead_of=process)
                     since_renewal = 0.0
+                if lease.look.is_set() or time.monotonic() - looked >= every:
+                    lease.look.clear()
+                    hand_back(self._ports)
+                    looked = time.monotonic()
             except StoreUnavailable as error:
                 log.warning("lease not renewed: %s", error)
                 self._stopping.wait(0.2)

@@ -161,7 +161,11 @@ class Journal:
         """
         while True:
             owner, deadline = self._lease.next_owner(), self._lease.deadline
-            answer = self._insist("claim", str(step), owner, self._outbox.take_confirmations())
+            try:
+                answer = self._insist("claim", str(step), owner, self._outbox.take_confirmations())
+            except StoreUnavailable:
+                self._lease.unanswered(owner)
+                raise
             if answer[0] in ("claimed", "observed"):
                 fence, attempt, now, ends = (int(float(value)) for value in answer[1:5])
                 taken = StepId(step.tenant, step.turn_id, step.round + 1, StepKind.PLAN) if answer[0] == "observed" else step

@@ -6,16 +6,23 @@ A process that does not renew in time is deposed: its running steps are passed o
 
 from __future__ import annotations
 
-import itertools
+import json
 import os
 import secrets
 import socket
 import threading
 import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 from orchestration.core.ids import StepId
 from orchestration.state.outbox import Outbox
 from orchestration.state.store import Store, texts, translated
+
+#: Claims without an answer that are remembered; of older ones a tool's outcome counts as unknown.
+MOST_UNANSWERED = 1000
 
 
 def new_process_name() -> str:
@@ -24,17 +31,34 @@ def new_process_name() -> str:
     return f"{host}.{os.getpid()}.{secrets.token_hex(4)}"
 
 
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """A step that this process has claimed and that none of its threads works on any more. `unbegun`: nobody ever has."""
+
+    step: StepId
+    owner: str
+    attempt: int
+    unbegun: bool
+
+
 class ProcessLease:
-    """This process's lease. `register` once, `renew` about every third of `lease_s`; safe for threads."""
+    """This process's lease. `register` once, `renew` about every third of `lease_s`; safe for threads.
+
+    It knows which of its claims are under way, so that those that nobody works on any more are found: `given_up`.
+    """
 
     def __init__(self, store: Store, outbox: Outbox) -> None:
         self._store = store
         self._outbox = outbox
         self._lease_ms = int(store.settings.lease_s * 1000)
-        self._claims = itertools.count(1)
+        self._next_claim = 1
+        self._under_way: set[int] = set()
+        self._unanswered: deque[str] = deque(maxlen=MOST_UNANSWERED)
+        self._thread = threading.local()
         self._lock = threading.Lock()
         self.process = ""
         self.deadline = 0.0
+        self.look = threading.Event()  #: set when a thread has left its work in a way that may have left a claim behind
 
     def register(self, instead_of: str = "") -> None:
         """Take a lease under a new name; steps claimed under an older one are given up.
@@ -67,7 +91,42 @@ class ProcessLease:
 
     def next_owner(self) -> str:
         """What the next claim is signed with: the process and a number."""
-        return f"{self.process}#{next(self._claims)}"
+        with self._lock:
+            number, self._next_claim = self._next_claim, self._next_claim + 1
+            self._under_way.add(number)
+        begun: list[int] | None = getattr(self._thread, "begun", None)
+        if begun is not None:
+            begun.append(number)
+        return f"{self.process}#{number}"
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """What this thread claims within the block is under way until its end, however that comes."""
+        outer, begun = getattr(self._thread, "begun", None), list[int]()
+        self._thread.begun = begun
+        try:
+            yield
+        except BaseException:
+            self.look.set()
+            raise
+        finally:
+            self._thread.begun = outer
+            with self._lock:
+                self._under_way.difference_update(begun)
+
+    def unanswered(self, owner: str) -> None:
+        """Note that a claim was given up without an answer; should it stand all the same, nothing was done under it."""
+        self._unanswered.append(owner)
+
+    def given_up(self) -> list[GivenUp]:
+        """The steps that this process holds although none of its threads works on them any more."""
+        with self._lock:
+            under_way, following = sorted(self._under_way), self._next_claim
+        found = texts(self._store.run("abandoned", self.process, json.dumps(under_way), following))
+        return [
+            GivenUp(StepId.parse(found[i]), found[i + 1], int(found[i + 2]), found[i + 1] in self._unanswered)
+            for i in range(0, len(found), 3)
+        ]
 
     def wait_for_question(self, timeout_s: float) -> bool:
         """Sleep until somebody asks whether this process lives, at most `timeout_s` seconds; True when asked."""
@@ -127,7 +186,15 @@ class LeaseBook:
         with translated():
             self._store.client.srem("tm:deposed", process)
 
-    def reclaim(self, step: StepId, process: str, *, result: str | None, frames: str = "[]") -> list[StepId]:
-        """Pass on one step of a deposed process: run it again, or, with `result`, record that. What is returned must be sent."""
-        mode = "again" if result is None else "unknown"
-        return [StepId.parse(text) for text in self._store.run("reclaim", str(step), process, mode, result or "", frames)]
+    def reclaim(
+        self, step: StepId, whose: str, *, result: str | None, frames: str = "[]", pause_ms: int = 0, unbegun: bool = False
+    ) -> list[StepId]:
+        """Pass on one step: run it again after a pause, or, with `result`, record that. What is returned must be sent.
+
+        Args:
+            whose: a deposed process, or the owner of a claim that a living one has given up.
+            unbegun: nothing was done under that claim, and it is not counted.
+        """
+        mode = "unknown" if result is not None else "unbegun" if unbegun else "again"
+        answer = self._store.run("reclaim", str(step), whose, mode, result or "", frames, pause_ms)
+        return [StepId.parse(text) for text in answer]

@@ -30,11 +30,15 @@ MAX_CLAIMS = 20
 _ARMED = os.environ.get("TURNMILL_FAULT_POINT", "")
 
 
+class Unforeseen(BaseException):
+    """Raised at a fault point by the action `raise`."""
+
+
 def reached(point: str, step: StepId) -> None:
     """A named instant of a step. Does nothing, unless `TURNMILL_FAULT_POINT` arms it (tests only): `point:kind:action[:file]`.
 
-    The action `kill` ends the process as kill -9 does, `stop` suspends it as SIGSTOP does; with a file each happens once,
-    when the file can be created.
+    The action `kill` ends the process as kill -9 does, `stop` suspends it as SIGSTOP does, `raise` leaves the step in a way
+    that none of its handlers expects; with a file each happens once, when the file can be created.
     """
     if not _ARMED:
         return
@@ -46,6 +50,8 @@ def reached(point: str, step: StepId) -> None:
             Path(once[0]).touch(exist_ok=False)
         except FileExistsError:
             return
+    if action == "raise":
+        raise Unforeseen(point)
     if action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     elif action == "stop":

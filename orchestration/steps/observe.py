@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from orchestration.core.call import CallResult, CallState
 from orchestration.core.conversation import NO_RESULT
-from orchestration.core.errors import StoreUnavailable
+from orchestration.core.errors import StepLost, StoreUnavailable
 from orchestration.core.ids import StepId
 from orchestration.core.limits import Limits
 from orchestration.core.loop import after_round
@@ -16,12 +16,14 @@ from orchestration.core.model import Usage
 from orchestration.core.round import NextRound
 from orchestration.core.safe_json import clean_text, dumps
 from orchestration.state.journal import Claim, NotClaimed, RoundSoFar, TurnSoFar
+from orchestration.steps.claims import holds_claims
 from orchestration.steps.ending import round_log
-from orchestration.steps.faults import end_with_error, log_unexpected, reached, try_again
+from orchestration.steps.faults import MAX_CLAIMS, end_with_error, log_unexpected, reached, try_again
 from orchestration.steps.plan import end, go_on, work
 from orchestration.wiring import Ports
 
 
+@holds_claims
 def observe(step: StepId, ports: Ports) -> str:
     """Run one observe step if it is to be run; returns what became of it, for the log."""
     reached("before_claim", step)
@@ -36,6 +38,8 @@ def observe(step: StepId, ports: Ports) -> str:
         return work(claim, turn, ports)
     usage = Usage()
     try:
+        if claim.attempt > MAX_CLAIMS:
+            raise StepLost(f"step {step.task_id} was begun {claim.attempt - 1} times and never finished")
         turn, rest = ports.journal.turn_so_far(fields)
         usage = turn.usage
         round_ = ports.journal.round_so_far(rest)

@@ -27,6 +27,7 @@ from orchestration.models.limited import counted
 from orchestration.state.journal import Claim, Committed, NotClaimed, TurnSoFar, reply_as_json
 from orchestration.state.model_limits import ModelPlaces
 from orchestration.steps.asking import approval_frame, approval_of, log_refused, rule_of
+from orchestration.steps.claims import holds_claims
 from orchestration.steps.ending import MAX_FRAME_CHARS, asked_log, ending, round_log
 from orchestration.steps.faults import MAX_CLAIMS, end_with_error, log_unexpected, reached, try_again, wake
 from orchestration.steps.request import ask, check_price, round_catalogue, spend_of, spent_on
@@ -35,6 +36,7 @@ from orchestration.steps.token_frames import TokenFrames
 from orchestration.wiring import Ports
 
 
+@holds_claims
 def plan(step: StepId, ports: Ports) -> str:
     """Run one plan step if it is to be run; returns what became of it, for the log."""
     reached("before_claim", step)

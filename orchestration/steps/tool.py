@@ -9,7 +9,7 @@ from dataclasses import replace
 from orchestration.actions.pass_on import pass_on
 from orchestration.core.call import CallRecord, CallResult, CallState
 from orchestration.core.conversation import cut, result_entry
-from orchestration.core.errors import StoreUnavailable, TurnmillError
+from orchestration.core.errors import StepLost, StoreUnavailable, TurnmillError
 from orchestration.core.frames import FrameKind, frame
 from orchestration.core.ids import StepId, StepKind
 from orchestration.core.loop import schema_faults, unknown_outcome
@@ -17,7 +17,8 @@ from orchestration.core.result_text import result_text
 from orchestration.core.safe_json import clean, dumps
 from orchestration.core.tool import Discover, Outcome, ToolAnswer, ToolQuery
 from orchestration.state.journal import Claim, NotClaimed, ToolWork
-from orchestration.steps.faults import log_unexpected, reached, try_again
+from orchestration.steps.claims import holds_claims
+from orchestration.steps.faults import MAX_CLAIMS, log_unexpected, reached, try_again
 from orchestration.steps.hooks import asked_within, in_own_words
 from orchestration.steps.local import answer_here
 from orchestration.steps.nested import start_agent
@@ -35,6 +36,7 @@ MAX_ATTEMPTS = 5
 PARKED = "parked"
 
 
+@holds_claims
 def tool(step: StepId, ports: Ports) -> str:
     """Run one tool step if it is to be run; returns what became of it. `parked` says that it waits for a human and
     must not count as ended."""
@@ -53,6 +55,8 @@ def tool(step: StepId, ports: Ports) -> str:
     if work.record.agent or work.record.loop:
         return _answered_by_us(claim, work, ports)
     try:
+        if claim.attempt > MAX_CLAIMS:
+            raise StepLost(f"step {step.task_id} was begun {claim.attempt - 1} times and never finished")
         record = _served_now(work.record, ports)
         refusal = _refusal(work, record)
         answer = refusal or asked_within(claim, work, ports, lambda: _ask(claim, work, record, ports), lambda got: result_of(got, record))

@@ -8,12 +8,8 @@ import queue
 import threading
 import time
 
-from orchestration.actions.pass_on import pass_on
+from orchestration.actions.take_back import take_back
 from orchestration.core.errors import StoreUnavailable
-from orchestration.core.frames import FrameKind, frame
-from orchestration.core.ids import StepId, StepKind
-from orchestration.core.loop import unknown_outcome
-from orchestration.core.safe_json import dumps
 from orchestration.wiring import Ports
 
 log = logging.getLogger("turnmill.sweeps")
@@ -88,25 +84,5 @@ class DeadProcesses:
         """Run the steps of a deposed process again, or record that nobody knows what came of them."""
         ports = self._ports
         for step in ports.leases.steps_of(process):
-            result, frames = self._verdict(step)
-            pass_on(ports, ports.leases.reclaim(step, process, result=result, frames=frames))
+            take_back(ports, step, process)
         ports.leases.forget(process)
-
-    def _verdict(self, step: StepId) -> tuple[str | None, str]:
-        """The result to record for a step that must not run again, with its frames; None for one that may."""
-        if step.kind is not StepKind.TOOL:
-            return None, "[]"
-        record = self._ports.conversations.call_record(step)
-        if record is None or record.idempotent:
-            return None, "[]"
-        result = unknown_outcome(record.name)
-        told = frame(
-            FrameKind.TOOL_RESULT,
-            step.turn_id,
-            step.round,
-            tool_call_id=record.call_id,
-            name=record.name,
-            content=result.content,
-            error=True,
-        )
-        return dumps(result.as_json()), dumps([told])

@@ -1,23 +1,27 @@
--- reclaim.lua: pass on one step of a deposed process: run it again, or record that nobody knows what came of it.
--- ARGV  1 step  2 process  3 "again" | "unknown"  4 result (JSON) when unknown  5 frames (JSON list)      Returns the steps to be sent
-local step, process = parse_step(ARGV[1]), ARGV[2]
+-- reclaim.lua: pass on one step of a deposed process, or one that a living process has given up: run it again, or record that nobody knows
+-- what came of it.
+-- ARGV  1 step  2 process, or owner ("process#claim") of what was given up  3 "again" | "unbegun": nothing was done under this claim | "unknown"
+--       4 result (JSON) when unknown  5 frames (JSON list)  6 ms until it is run again      Returns the steps to be sent
+local step, whose, pause_ms = parse_step(ARGV[1]), ARGV[2], tonumber(ARGV[6])
+local process = process_of(whose)
 local sends = {}
-release(step, process)
-if call('EXISTS', 'tm:run:' .. process) == 0 then call('SREM', 'tm:deposed', process) end
-local state, conv = fetch(step.key, 'state', 'conv')
-if not state or has_ended(state) then return sends end
+local state, conv = fetch(step.key, 'state', 'conv', step.field)
 local record = read_step(step.key, step.field)
-if not record or record.state ~= 'running' or process_of(record.owner) ~= process then return sends end
+local theirs = record and record.state == 'running' and (record.owner == whose or process_of(record.owner) == whose)
+if theirs or not state or has_ended(state) then release(step, process) else let_go(step, record, whose) end
+if call('EXISTS', 'tm:run:' .. process) == 0 then call('SREM', 'tm:deposed', process) end
+if not theirs or not state or has_ended(state) then return sends end
 bump(step.key, 'v', 1)
 local frames = cjson.decode(ARGV[5])
-if ARGV[3] == 'again' then
+if ARGV[3] ~= 'unknown' then
   -- a call that is asked again stays "running" meanwhile: it may have run already, and must not read "did not run" when it is cancelled
-  write_step(step.key, step.field, 'ready', record.fence, '', record.attempt)
+  local unbegun = ARGV[3] == 'unbegun'
+  write_step(step.key, step.field, pause_ms > 0 and 'later' or 'ready', record.fence, '', record.attempt - (unbegun and 1 or 0))
   if step.kind == 'plan' and string.match(get(step.key, 'e:' .. step.field) or '', '^%d+') == text(record.fence) then
     frames[#frames + 1] = '{"kind":"retry","turn_id":"' .. step.turn .. '","round":' .. step.round .. '}' -- its tokens so far are void
   end
-  if step.kind == 'tool' then put(step.key, 'maybe:' .. step.round .. ':' .. step.index, '1') end
-  offer(step.text, sends)
+  if step.kind == 'tool' and not unbegun then put(step.key, 'maybe:' .. step.round .. ':' .. step.index, '1') end
+  if pause_ms > 0 then call('ZADD', 'tm:due', text(NOW_MS + pause_ms), 'step:' .. step.text) else offer(step.text, sends) end
 else
   local place = step.round .. ':' .. step.index
   write_step(step.key, step.field, 'done', record.fence, '', record.attempt)
