@@ -19,6 +19,7 @@ from orchestration.core.errors import Invalid, Misconfigured
 from orchestration.core.gate import Gate, missing_gates
 from orchestration.core.hooks import OnTool, OnToolError
 from orchestration.core.ids import is_id
+from orchestration.core.keys import is_expression
 from orchestration.core.limits import Limits
 from orchestration.core.model import Model
 from orchestration.core.output import AgentOutput
@@ -46,7 +47,7 @@ _CHOICES = {
 class Agent:
     """A name with a model, instructions, tools, gates and limits.
 
-    `approvals` maps tool keys (or key expressions) to a `Gate` that refines what the owner of a tool demands, and gates
+    `approvals` maps tool keys (or key expressions, or names) to a `Gate` that refines what the owner of a tool demands, and gates
     tools whose owner demands nothing; `approvals=None` says that there is nowhere to ask, and then an agent whose known
     tools include a gated one is refused. `policy` sees each call with its arguments and may deny it or have a human asked
     (`orchestration/core/policy.py`); it waives no gate. `models` are others, by name, that a submission may choose instead of `model`.
@@ -107,6 +108,8 @@ class Agent:
             if not isinstance(source, (ToolSpec, Discover, Tool, AgentTool)):
                 raise Misconfigured(f"Agent({self.name!r}): {source!r} is no tool; use MeshTool, @tool, AgentTool or discover(…)")
         for pattern, gate in (self.approvals or {}).items():
+            if not is_expression(pattern):
+                raise Misconfigured(f"Agent({self.name!r}): approvals[{pattern!r}] matches nothing; name a key such as 'billing/*'")
             if not isinstance(gate, Gate):
                 raise Misconfigured(f"Agent({self.name!r}): approvals[{pattern!r}] is no Gate")
         if self.policy is not None and (not callable(self.policy) or inspect.iscoroutinefunction(self.policy)):

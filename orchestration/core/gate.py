@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from orchestration.core.errors import Misconfigured
-from orchestration.core.keys import matches
+from orchestration.core.keys import matches, precedence
 from orchestration.core.tool import ToolSpec
 
 #: How long an owner's plain `approval=` waits for a human, in seconds: 24 h.
@@ -66,6 +66,9 @@ class Gate:
         for name in ("roles", "escalate_to"):
             _refuse_unless(_are_roles(getattr(self, name)), name, getattr(self, name), "a list of role names")
             object.__setattr__(self, name, tuple(getattr(self, name)))
+        _refuse_unless(isinstance(self.reason, str), "reason", self.reason, "text")
+        for name in ("four_eyes", "deadline_runs"):
+            _refuse_unless(isinstance(getattr(self, name), bool), name, getattr(self, name), "True or False")
         for name in ("timeout_s", "escalate_timeout_s", "remind_before_s"):
             value = getattr(self, name)
             _refuse_unless(value is None or _is_time(value), name, value, "a positive number of seconds up to ten years, or None")
@@ -103,9 +106,10 @@ class Gate:
 def gate_for(spec: ToolSpec, refinements: Mapping[str, Gate] | None) -> Gate | None:
     """The gate of a call of `spec`: the agent's refinement where one matches, else the owner's demand, else none.
 
-    The most specific pattern wins (the longest without wildcards); the owner's reason stands where the refinement has none.
+    A refinement is for a key, a key expression, or the name by which the model calls the tool. The most specific one wins (see
+    `keys.precedence`). The owner's reason stands where it has none.
     """
-    refined = _refinement(spec.prefix, refinements or {})
+    refined = _refinement(spec, refinements or {})
     if refined is not None:
         return refined if refined.reason else replace(refined, reason=owner_reason(spec))
     return Gate(reason=owner_reason(spec)) if spec.approval else None
@@ -116,9 +120,9 @@ def owner_reason(spec: ToolSpec) -> str:
     return spec.approval if isinstance(spec.approval, str) else ""
 
 
-def _refinement(prefix: str, refinements: Mapping[str, Gate]) -> Gate | None:
-    for pattern in sorted(refinements, key=lambda p: (p.count("*"), -len(p), p)):
-        if matches(pattern, prefix):
+def _refinement(spec: ToolSpec, refinements: Mapping[str, Gate]) -> Gate | None:
+    for pattern in sorted(refinements, key=precedence):
+        if matches(pattern, spec.prefix) or pattern == spec.name:
             return refinements[pattern]
     return None
 

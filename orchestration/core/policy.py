@@ -52,7 +52,7 @@ class Ask:
 
 Verdict = Allow | Deny | Ask
 
-#: A user's policy. It runs in the middle of a step, so it should be quick; None means the same as `Allow()`.
+#: A user's policy. It runs in the middle of a step, so it should be quick (30 s at most, in a thread of its own); None means `Allow()`.
 Policy = Callable[[PolicyCall], Verdict | None]
 
 
@@ -69,11 +69,15 @@ def verdict_of(policy: Policy | None, call: PolicyCall) -> Verdict | PolicyFaile
         return Allow()
     try:
         said = policy(call)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a policy that calls exit() is no reason to stop a worker
         return PolicyFailed(type(error).__name__)
     if said is None:
         return Allow()
-    return said if isinstance(said, (Allow, Deny, Ask)) else PolicyFailed(f"answered {type(said).__name__}")
+    if not isinstance(said, (Allow, Deny, Ask)):
+        return PolicyFailed(f"answered {type(said).__name__}")
+    wrong = isinstance(said, (Deny, Ask)) and not isinstance(said.reason, str)
+    wrong = wrong or (isinstance(said, Ask) and not (said.gate is None or isinstance(said.gate, Gate)))
+    return PolicyFailed(f"answered {type(said).__name__} with something else in it") if wrong else said
 
 
 #: A policy as a round applies it: from a tool's name, its key and the arguments to a verdict.

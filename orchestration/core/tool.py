@@ -17,7 +17,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 from pydantic import ConfigDict, TypeAdapter, create_model
 
 from orchestration.core.errors import CatalogueError, Invalid, Misconfigured
-from orchestration.core.keys import matches
+from orchestration.core.keys import is_expression, matches
 
 #: The longest tool name that providers take (their pattern is `^[A-Za-z0-9_-]{1,64}$`).
 MAX_NAME_CHARS = 64
@@ -91,7 +91,16 @@ def discover(*patterns: str, services: Sequence[str] = (), approval: Sequence[st
         services: only tools of these services.
         approval: keys (or key expressions) to gate although their owner did not.
         name_prefix: what the model's names of these tools begin with: `gh` makes `gh__issues-list` of `issues/list`.
+
+    Raises:
+        Misconfigured: a pattern that matches nothing, or one text where a list of them is meant.
     """
+    for name, given in (("services", services), ("approval", approval)):
+        if isinstance(given, str):
+            raise Misconfigured(f"discover({name}={given!r}): a list of texts")
+    for pattern in (*patterns, *approval):
+        if not is_expression(pattern):
+            raise Misconfigured(f"discover: {pattern!r} matches nothing; a key expression is such as 'billing/*'")
     return Discover(patterns or ("**",), tuple(services), tuple(approval), name_prefix)
 
 

@@ -11,10 +11,11 @@ from orchestration.core.agent import Agent
 from orchestration.core.approval import asked, request_frame
 from orchestration.core.call import CallRecord
 from orchestration.core.ids import StepId
-from orchestration.core.policy import PolicyCall, PolicyFailed, Rule, Verdict, verdict_of
+from orchestration.core.policy import PolicyCall, PolicyFailed, Rule, Verdict
 from orchestration.core.round import PlannedCall
 from orchestration.core.turn import TurnRequest
 from orchestration.state.approvals import new_approval
+from orchestration.steps.policy import verdict_in_time
 from orchestration.wiring import Ports
 
 log = logging.getLogger("turnmill.steps")
@@ -26,7 +27,7 @@ def rule_of(agent: Agent, request: TurnRequest) -> Rule:
     def said(name: str, prefix: str, arguments: dict[str, Any]) -> Verdict | PolicyFailed:
         copied = deepcopy(arguments)  # what a policy does to its copy does not change the call
         call = PolicyCall(name, prefix, copied, agent.name, request.turn_id, request.conversation_id, request.principal)
-        return verdict_of(agent.policy, call)
+        return verdict_in_time(agent.policy, call)
 
     return said
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
@@ -11,7 +14,9 @@ from orchestration import Agent, Allow, Ask, Deny, Gate, MeshTool, PolicyCall, d
 from orchestration.actions.read import agent as agent_shown
 from orchestration.core.errors import Misconfigured
 from orchestration.core.gate import OnExpiry, gate_for
+from orchestration.core.keys import matches
 from orchestration.core.tool import ToolSpec
+from orchestration.steps import policy as policy_steps
 from tests.fixtures.approvals import REFUND, Script, add, calls, credit, local, ran, refund, says
 
 OWNED = ToolSpec("billing/refund", approval="moves real money")
@@ -41,6 +46,9 @@ def empty_ledger() -> None:
         {"timeout_s": None, "on_expiry": "hold"},
         {"timeout_s": 10, "remind_before_s": 10},
         {"timeout_s": None, "remind_before_s": 1},
+        {"reason": None},
+        {"four_eyes": "no"},
+        {"deadline_runs": 1},
     ],
 )
 def test_a_gate_that_cannot_work_is_refused_when_it_is_declared(wrong: dict[str, Any]) -> None:
@@ -67,6 +75,63 @@ def test_the_most_specific_refinement_wins_and_keeps_the_owners_reason() -> None
     assert gate_for(OWNED, gates) == Gate(roles=["lead"], reason="moves real money")
     assert gate_for(ToolSpec("billing/credit"), gates) == Gate(roles=["ops"])
     assert gate_for(ToolSpec("math/add"), gates) == Gate(reason="all of them")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "key", "fits"),
+    [
+        ("billing/refund", "billing/refund", True),
+        ("billing/*", "billing/refund", True),
+        ("billing/*", "billing/a/b", False),
+        ("**", "billing/a/b", True),
+        ("billing/**", "billing", True),
+        ("**/refund", "billing/eu/refund", True),
+        ("*/refund", "billing/eu/refund", False),
+        ("billing/**/refund", "billing/refund", True),
+        ("billing/re$*", "billing/refund", True),
+        ("billing/re*", "billing/refund", True),
+        ("billing/$*fund", "billing/refunds", False),
+        ("billing/[r]efund", "billing/refund", False),
+        ("billing/[r]efund", "billing/[r]efund", True),
+        ("billing/re.und", "billing/refund", False),
+        ("Billing/refund", "billing/refund", False),
+    ],
+)
+def test_key_expressions_mean_what_they_mean_on_the_mesh(pattern: str, key: str, fits: bool) -> None:
+    assert matches(pattern, key) is fits
+
+
+def test_of_several_expressions_the_most_specific_one_counts() -> None:
+    order = ["billing/eu/refund", "billing/eu/re$*", "billing/eu/*", "*/eu/refund", "billing/*/*", "*/*/refund"]
+    order += ["billing/**", "*/*/*", "*/**", "**"]
+    gates = {pattern: Gate(reason=pattern) for pattern in reversed(order)}
+    spec, won = ToolSpec("billing/eu/refund"), []
+    while gates:
+        gate = gate_for(spec, gates)
+        assert gate is not None
+        won.append(gate.reason)
+        del gates[gate.reason]
+    assert won == order
+
+
+def test_a_gate_for_the_name_that_the_model_uses_is_a_gate_for_the_tool() -> None:
+    here, _, turn = ask_credit(5, approvals={"billing-credit": Gate(roles=["ops"])})
+    assert turn["state"] == "waiting" and here.approvals()[0]["roles"] == ["ops"] and ran == []
+
+
+@pytest.mark.parametrize(
+    "pattern", ["", "/billing/refund", "billing/refund/", "billing//refund", "billing/refund ", "billing/$", "a?b", 5, None]
+)
+def test_a_pattern_that_matches_nothing_is_refused_and_gates_nothing_by_accident(pattern: Any) -> None:
+    with pytest.raises(Misconfigured, match="matches nothing"):
+        Agent("a", Script(), approvals={pattern: Gate()})
+    with pytest.raises(Misconfigured, match="matches nothing"):
+        discover("billing/*", approval=[pattern])
+
+
+def test_one_text_where_a_list_is_meant_is_refused() -> None:
+    with pytest.raises(Misconfigured, match="a list of texts"):
+        discover("billing/*", approval="billing/refund")
 
 
 def test_an_owners_demand_is_a_gate_of_a_day_for_anybody_who_may_decide() -> None:
@@ -160,12 +225,49 @@ def test_a_policy_that_asks_without_a_gate_asks_by_the_one_that_is_there() -> No
     assert (here.approvals()[0]["roles"], here.approvals()[0]["reason"]) == (["ops"], "because")
 
 
-@pytest.mark.parametrize("policy", [lambda _: 1 / 0, lambda _: "yes", lambda _: True])
+NONSENSE: list[Any] = ["yes", True, Allow, Ask(gate={"roles": ["ops"]}), Ask(reason=5), Deny(reason=["no"])]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("policy", [lambda _: 1 / 0, lambda _: exit(), *(lambda _, said=said: said for said in NONSENSE)])
 def test_a_policy_that_gives_no_verdict_lets_nothing_run(policy: Any, caplog: pytest.LogCaptureFixture) -> None:
     _, model, turn = ask_credit(5, policy=policy)
     assert turn["calls"][0]["error"]["code"] == "policy_failed" and ran == []
     assert "gave no verdict" in model.shown[1][-1]["content"]
-    assert any("policy_failed" in record.getMessage() for record in caplog.records)
+    told = [record.getMessage() for record in caplog.records]
+    assert any("policy_failed" in text for text in told) and any(
+        "agent support gave no verdict about billing/credit" in text for text in told
+    )
+
+
+def test_a_policy_that_hangs_lets_nothing_run_and_holds_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orchestration.steps.policy.LIMIT_S", 0.05)
+    monkeypatch.setattr("orchestration.steps.policy.MAX_HANGING", 2)
+    released, asked = threading.Event(), []
+
+    def hangs(call: PolicyCall) -> None:
+        asked.append(call)
+        released.wait(60)
+
+    try:
+        for _ in range(4):
+            _, _, turn = ask_credit(5, policy=hangs)
+            assert turn["state"] == "completed" and turn["calls"][0]["error"]["code"] == "policy_failed" and ran == []
+        assert len(asked) == 2, "while two hang no further one is asked"
+    finally:
+        released.set()
+    until_free = time.monotonic() + 30
+    while policy_steps._hanging and time.monotonic() < until_free:
+        time.sleep(0.01)
+    ask_credit(5, policy=lambda _: None)
+    assert ran == [("o", 5)]
+
+
+def test_a_policy_sees_the_context_of_its_step() -> None:
+    name = ContextVar("name", default="")
+    name.set("here")
+    heard: list[str] = []
+    ask_credit(5, policy=lambda _: heard.append(name.get()))
+    assert heard == ["here"]
 
 
 def test_a_policy_that_asks_where_there_is_nowhere_to_ask_lets_nothing_run() -> None:
