@@ -136,7 +136,9 @@ def get_approval(approval_id: str, principal: ReadsApprovals, parts: GatewayPart
 def decide_approval(approval_id: str, body: DecisionBody, request: Request, principal: DecidesApprovals, parts: GatewayParts) -> Response:
     """Approve or deny one tool call; 200 says that the decision is recorded and will be carried out."""
     known_id(approval_id, "approval")
-    decided = decide(parts.ports, principal, approval_id, body.approved, body.arguments, body.note, from_where("rest", request))
+    decided = decide(
+        parts.ports, principal, approval_id, body.approved, body.arguments, body.note, parts.proxies.from_where("rest", request)
+    )
     return json_answer(decided)
 
 
@@ -147,7 +149,7 @@ def reopen_approval(
     """Have humans asked again about an approval that is held since nobody decided in time."""
     known_id(approval_id, "approval")
     timeout_s = body.timeout_s if body is not None else None
-    return json_answer(reopen(parts.ports, principal, approval_id, timeout_s, from_where("rest", request)))
+    return json_answer(reopen(parts.ports, principal, approval_id, timeout_s, parts.proxies.from_where("rest", request)))
 
 
 @router.get("/v1/audit", summary="Read the audit stream", responses={200: {"model": AuditList}})
@@ -162,8 +164,3 @@ def get_audit(
     """What was asked of humans, decided by them, and run, in the order in which it happened; nothing of it ever changes."""
     found = read.audit(parts.ports, principal.tenant, approval_id=approval_id, turn_id=turn_id, after=after, limit=limit)
     return json_answer(found)
-
-
-def from_where(way: str, request: Request) -> str:
-    """From where a decision came, for the audit stream: the way in, and the client's address as far as it is known."""
-    return f"{way}:{request.client.host}" if request.client is not None else way

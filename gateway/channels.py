@@ -56,6 +56,7 @@ class _Opened:
     after: int | None
     parameters: Mapping[str, Any]
     only_messages: bool
+    came_from: str
 
 
 @router.websocket("/{agent}/channel")
@@ -98,6 +99,7 @@ async def _open(socket: WebSocket, parts: Parts, agent: str) -> _Opened:
         after or None,
         given,
         query.get("events") == "message",
+        parts.proxies.from_where("channel", socket),
     )
 
 
@@ -213,9 +215,9 @@ class _Channel:
         self._parts.brake.take(caller)
         said = parse(text)
         if isinstance(said, Decide):
-            decide(ports, caller.principal, said.approval_id, said.approved, said.arguments, said.note, "channel")
+            decide(ports, caller.principal, said.approval_id, said.approved, said.arguments, said.note, opened.came_from)
         elif isinstance(said, Cancel):
-            cancel_turn(ports, caller.principal, said.turn_id or self._under_way())
+            cancel_turn(ports, caller.principal, said.turn_id or self._under_way(), opened.came_from)
         else:
             submit(ports, self._submission(said))
 

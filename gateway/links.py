@@ -17,7 +17,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.concurrency import run_in_threadpool
 
-from gateway.approvals import DecisionBody, from_where
+from gateway.approvals import DecisionBody
 from gateway.auth import admitted
 from gateway.bodies import json_answer
 from gateway.parts import GatewayParts, Parts, known_id
@@ -106,7 +106,7 @@ def _make(parts: Parts, request: Request, approval_id: str, body: bytes) -> Resp
     principal = admitted(parts, request, Scope.APPROVALS_DECIDE).principal
     wanted = _read(LinkBody, body)
     token, expires_at = make_link(
-        parts.ports, principal, approval_id, sub=wanted.sub, timeout_s=wanted.timeout_s, source=from_where("rest", request)
+        parts.ports, principal, approval_id, sub=wanted.sub, timeout_s=wanted.timeout_s, source=parts.proxies.from_where("rest", request)
     )
     base = parts.proxies.urls(request)[0].partition("?")[0]
     return json_answer({"url": f"{base}?link={token}", "expires_at": expires_at})
@@ -117,7 +117,9 @@ def _decide(parts: Parts, request: Request, approval_id: str, token: str, body: 
         wanted = _read(DecisionBody, body)
         if wanted.arguments is not None:
             raise Invalid("a link decides the call as it is", [{"loc": ["body", "arguments"], "msg": "not taken with a link"}])
-        return json_answer(decide_by_link(parts.ports, approval_id, token, wanted.approved, wanted.note or "", from_where("link", request)))
+        return json_answer(
+            decide_by_link(parts.ports, approval_id, token, wanted.approved, wanted.note or "", parts.proxies.from_where("link", request))
+        )
 
     def decided() -> Response:
         try:
@@ -128,7 +130,7 @@ def _decide(parts: Parts, request: Request, approval_id: str, token: str, body: 
         if answer not in ("true", "false"):
             raise Invalid("the form does not say yes or no", [{"loc": ["body", "approved"], "msg": "true or false"}])
         note = form.get("note", [""])[-1][:10_000]
-        settled = decide_by_link(parts.ports, approval_id, token, answer == "true", note, from_where("link", request))
+        settled = decide_by_link(parts.ports, approval_id, token, answer == "true", note, parts.proxies.from_where("link", request))
         return _page(_settled_text(settled), "<p>You can close this page.</p>")
 
     return _page_or_error(decided)

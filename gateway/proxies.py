@@ -1,4 +1,4 @@
-"""Proxies in front of the gateway: whose forwarded headers are believed, and under which URL a client called.
+"""Proxies in front of the gateway: whose forwarded headers are believed, under which URL a client called, and from where.
 
 Who a request's principal is does not depend on any of this.
 """
@@ -48,6 +48,18 @@ class Proxies:
             bases.append(f"{scope['scheme']}://{host}")
         return tuple(dict.fromkeys(base + place for base in bases))
 
+    def from_where(self, way: str, connection: HTTPConnection) -> str:
+        """From where somebody acts, for the audit stream: the way in, and the client's address as far as it is known."""
+        client = connection.scope.get("client")
+        if not client:
+            return way
+        address = str(client[0])
+        if _within(address, self._networks):
+            said = [part.strip() for part in connection.headers.get("x-forwarded-for", "").split(",")]
+            # what stands left of the last address that no proxy of ours has could have been written by anybody
+            address = next((part for part in reversed(said) if _is_address(part) and not _within(part, self._networks)), address)
+        return f"{way}:{address}"
+
     def _believes(self, connection: HTTPConnection) -> bool:
         client = connection.scope.get("client")
         if not client:
@@ -63,6 +75,14 @@ def _within(address: str, networks: Sequence[ipaddress.IPv4Network | ipaddress.I
         return False
     found = getattr(found, "ipv4_mapped", None) or found
     return any(found in network for network in networks if network.version == found.version)
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Header, Response
+from fastapi import APIRouter, Header, Request, Response
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 from starlette.concurrency import run_in_threadpool
 
@@ -134,16 +134,17 @@ def get_turn(turn_id: str, principal: ReadsTurns, parts: GatewayParts) -> Respon
 
 
 @router.post("/turns/{turn_id}/cancel", summary="Cancel a turn", response_model=Turn, responses=documented(409))
-def cancel_turn(turn_id: str, principal: WritesTurns, parts: GatewayParts) -> Response:
+def cancel_turn(turn_id: str, request: Request, principal: WritesTurns, parts: GatewayParts) -> Response:
     """End the turn: its waiting approvals are cancelled, its running steps stop at the next safe point."""
-    return json_answer(cancel.cancel_turn(parts.ports, principal, known_id(turn_id, "turn")))
+    source = parts.proxies.from_where("rest", request)
+    return json_answer(cancel.cancel_turn(parts.ports, principal, known_id(turn_id, "turn"), source))
 
 
 @router.post("/turns/{turn_id}/calls/{call_id}/cancel", summary="Cancel a tool call", response_model=Turn, responses=documented(409))
-def cancel_call(turn_id: str, call_id: str, principal: WritesTurns, parts: GatewayParts) -> Response:
+def cancel_call(turn_id: str, call_id: str, request: Request, principal: WritesTurns, parts: GatewayParts) -> Response:
     """Cancel one tool call; the model reads that it was cancelled, and the turn goes on."""
-    call_id = known_id(call_id, "call")
-    return json_answer(cancel.cancel_call(parts.ports, principal, known_id(turn_id, "turn"), call_id))
+    call_id, source = known_id(call_id, "call"), parts.proxies.from_where("rest", request)
+    return json_answer(cancel.cancel_call(parts.ports, principal, known_id(turn_id, "turn"), call_id, source))
 
 
 @router.get(

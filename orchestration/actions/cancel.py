@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from orchestration.actions.pass_on import pass_on
@@ -33,9 +34,18 @@ def cancel_turn(ports: Ports, principal: Principal, turn_id: str, source: str = 
     return read_turn(ports, principal.tenant, turn_id)
 
 
-def cancel_for_interrupt(ports: Ports, tenant: str, turn_id: str) -> None:
-    """End the turn that a newer one interrupts, if it has not ended by itself."""
-    end_now(ports, tenant, turn_id, StopReason.CANCELLED, source="interrupt")
+def cancel_for_interrupt(ports: Ports, tenant: str, turn_id: str, *, by: str) -> None:
+    """End the turn that a newer one, of the principal `by`, interrupts, if it has not ended by itself."""
+    end_now(ports, tenant, turn_id, StopReason.CANCELLED, by=by, source="interrupt")
+
+
+def cancel_as_due(ports: Ports, tenant: str, turn_id: str) -> None:
+    """End a turn whose cancel is due: nobody waits any more for its answer, or whoever interrupted it died over that.
+
+    In the audit stream it was ended by whoever ended what it ran for.
+    """
+    by, source = (json.loads(text or "null") for text in ports.conversations.fields(tenant, turn_id, "ended_by", "ended_from"))
+    end_now(ports, tenant, turn_id, StopReason.CANCELLED, by=by or "", source=source or "interrupt")
 
 
 def end_now(
@@ -183,6 +193,8 @@ def cancel_call(ports: Ports, principal: Principal, turn_id: str, call_id: str, 
             dumps(result.as_json()),
             str(result.state),
             [frame(FrameKind.TOOL_RESULT, turn_id, call.round, tool_call_id=call_id, name=name, content=result.content, error=True)],
+            by=principal.sub,
+            source=source,
         )
         if sends is not None:
             pass_on(ports, sends)

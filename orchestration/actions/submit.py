@@ -111,7 +111,7 @@ def submit(ports: Ports, submission: Submission) -> Submitted:
         raise MailboxFull(f"the {posted.other} has as many waiting turns as it may have", retry_after_s=5)
     pass_on(ports, posted.sends, traceparent=request.traceparent)
     if posted.why == "interrupt":
-        cancel_for_interrupt(ports, request.tenant, posted.other)
+        cancel_for_interrupt(ports, request.tenant, posted.other, by=request.principal.sub)
     return Submitted(posted.turn_id, posted.conversation_id, posted.state, posted.position)
 
 

@@ -272,10 +272,24 @@ class Journal:
         return bool(answer[0] == "ok")
 
     def cancel_call(
-        self, tenant: str, turn_id: str, version: str, round_: int, index: int, result: str, state: str, frames: list[str]
+        self,
+        tenant: str,
+        turn_id: str,
+        version: str,
+        round_: int,
+        index: int,
+        result: str,
+        state: str,
+        frames: list[str],
+        *,
+        by: str = "",
+        source: str = "",
     ) -> list[StepId] | None:
-        """End one call that waits for its step or runs; what is returned must be sent. None when the turn moved on since `version`."""
-        answer = self._store.run("cancel_call", tenant, turn_id, version, round_, index, result, state, dumps(frames), secrets.token_hex(8))
+        """End one call that waits for its step or runs, for the principal `by`, who acts from `source`; what is returned must be sent.
+        None when the turn moved on since `version`."""
+        who = (dumps(by or None), dumps(source or None))
+        change = secrets.token_hex(8)
+        answer = self._store.run("cancel_call", tenant, turn_id, version, round_, index, result, state, dumps(frames), change, *who)
         return [StepId.parse(text) for text in answer[1:]] if answer[0] == "ok" else None
 
     def claimed_next(self, claim: Claim, committed: Committed, step: StepId) -> Claim:

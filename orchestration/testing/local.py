@@ -26,7 +26,6 @@ from orchestration.core.keys import matches
 from orchestration.core.outbound import Delivery, Way
 from orchestration.core.principal import DEVELOPER, Principal
 from orchestration.core.tool import Discover, Outcome, Tool, ToolAnswer, ToolQuery, ToolSpec
-from orchestration.core.turn import StopReason
 from orchestration.core.webhook import Webhook
 from orchestration.models.scripted import ScriptEnded
 from orchestration.outbound.deliver import deliver
@@ -185,7 +184,7 @@ class LocalTurnmill:
             self._tell_round(*name.split("/", 1))
         elif kind == "cancel":
             tenant, _, turn_id = name.partition("/")
-            cancel.end_now(self.ports, tenant, turn_id, StopReason.CANCELLED)
+            cancel.cancel_as_due(self.ports, tenant, turn_id)
             self.ports.store.client.zrem("tm:due", entry)
 
     def _tell_round(self, tenant: str, name: str) -> None:

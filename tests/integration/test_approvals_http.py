@@ -175,6 +175,8 @@ def test_a_decision_against_a_cancel_has_one_winner(gateway: Served) -> None:
             decided = pool.submit(decide, gateway, id_, True)
         assert cancelled.result().status_code in (200, 409)
         found = ended(gateway, turn_id)
+        told = audit(gateway, approval_id=id_)[1]
+        assert told["from"] == "rest:127.0.0.1" and told["by"] == ("sue" if told["event"] == "cancelled" else "ann")
         state = read(gateway, id_).json()["state"]
         if decided.result().status_code == 200:
             assert state == "approved"

@@ -19,6 +19,7 @@ from websockets.sync.client import ClientConnection, connect
 from gateway.parts import Pace
 from gateway.rates import Brake
 from orchestration import Agent, tool
+from orchestration.actions import read
 from orchestration.models.scripted import FunctionModel, Step
 from orchestration.project import Project
 from orchestration.state.api_keys import create_key, revoke_key
@@ -232,6 +233,8 @@ def test_an_approval_is_decided_on_the_channel_by_who_may(gateway: Served) -> No
         kinds = [frame["kind"] for frame in rest]
         assert kinds.index("approval_decision") < kinds.index("tool_result") < kinds.index("message")
         assert "refunded o-2" in rest[-2]["content"]
+        told = read.audit(gateway.ports, "acme", approval_id=asked["approval_id"])["entries"]
+        assert [entry["from"] for entry in told if entry["event"] == "decided"] == ["channel:127.0.0.1"]
         socket.send(json.dumps({**decision, "approved": False}))
         assert hear(socket)["code"] == "already_decided"
 

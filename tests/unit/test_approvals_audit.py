@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from orchestration import Gate, tool
+from orchestration import Agent, AgentTool, Gate, tool
 from orchestration.actions import read
-from orchestration.actions.cancel import cancel_call
+from orchestration.actions.cancel import cancel_call, cancel_turn
 from orchestration.actions.link import decide_by_link, make_link, open_link
-from orchestration.core.errors import AlreadyDecided, ApprovalExpired, Forbidden, Invalid, NotFound
+from orchestration.core.errors import AlreadyDecided, ApprovalCancelled, ApprovalExpired, Forbidden, Invalid, NotFound
 from orchestration.core.ids import StepId, StepKind
 from orchestration.core.loop import unknown_outcome
 from orchestration.core.safe_json import dumps
+from orchestration.core.turn import OnBusy
 from orchestration.testing.local import LocalTurnmill
 from tests.fixtures.approvals import REFUND, Script, add, calls, local, make_due, person, ran, refund, says, sweep
 
@@ -88,6 +90,51 @@ def test_a_cancelled_request_says_who_cancelled_it() -> None:
     here.cancel(turn)
     assert [(one["event"], one["by"]) for one in entries(here)][1:] == [("cancelled", "dev")]
     assert entries(here, approval_id=id_) == entries(here)
+
+
+def test_what_an_approved_call_was_stopped_by_is_told_with_what_became_of_it() -> None:
+    here, turn, id_ = waiting()
+    here.decide(id_, True)
+    cancel_call(here.ports, here.principal, turn, here.turn(turn)["calls"][0]["call_id"], "rest:::1")
+    assert [(one["event"], one["by"], one["from"]) for one in entries(here)][2:] == [("not_run", "dev", "rest:::1")]
+    here, turn, id_ = waiting()
+    here.decide(id_, True)
+    cancel_turn(here.ports, here.principal, turn, "channel:::1")
+    last = entries(here)[-1]
+    assert (last["event"], last["by"], last["from"], last["ran"]["state"]) == ("not_run", "dev", "channel:::1", "cancelled")
+    here.run()
+    assert ran == [] and entries(here)[-1] == last
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["the turn", "the call"])
+def test_an_approval_of_an_agent_that_was_asked_says_who_cancelled_its_caller(whole: bool) -> None:
+    boss = Agent("boss", Script(calls(("agent-clerk", {"input": "refund"})), says("ok")), tools=[AgentTool("clerk")])
+    here = LocalTurnmill(boss, Agent("clerk", Script(calls(REFUND)), tools=[refund]))
+    turn = here.ask("boss", "go")
+    [approval] = here.approvals()
+    sue = replace(here.principal, sub="sue")
+    if whole:
+        cancel_turn(here.ports, sue, turn["turn_id"], "rest:::1")
+    else:
+        cancel_call(here.ports, sue, turn["turn_id"], turn["calls"][0]["call_id"], "rest:::1")
+    with pytest.raises(ApprovalCancelled):
+        here.decide(approval["approval_id"], True)
+    here.run()
+    last = entries(here, approval_id=approval["approval_id"])[-1]
+    assert (last["event"], last["by"], last["from"]) == ("cancelled", "sue", "rest:::1")
+    assert here.approvals() == [] and ran == []
+
+
+def test_an_approval_that_a_newer_input_interrupts_says_whose_that_was() -> None:
+    here, turn, id_ = waiting()
+    conversation = here.turn(turn)["conversation_id"]
+    here.submit(
+        "support", "never mind", conversation_id=conversation, on_busy=OnBusy.INTERRUPT, principal=replace(here.principal, sub="sue")
+    )
+    last = entries(here, approval_id=id_)[-1]
+    assert (last["event"], last["by"], last["from"]) == ("cancelled", "sue", "interrupt")
+    with pytest.raises(ApprovalCancelled):
+        here.decide(id_, True)
 
 
 def test_the_audit_stream_is_read_in_pages_and_by_approval_or_turn() -> None:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from orchestration.actions.cancel import end_now
+from orchestration.actions.cancel import cancel_as_due, end_now
 from orchestration.actions.expire import expire, remind
 from orchestration.actions.pass_on import pass_on
 from orchestration.core.errors import NotFound, StoreUnavailable
@@ -79,7 +79,7 @@ def _handle(ports: Ports, kind: str, name: str, entry: str) -> bool:
         case "deadline":
             end_now(ports, tenant, id_, StopReason.DEADLINE, code="deadline", detail="the turn's time was up", due=entry)
         case "cancel":
-            end_now(ports, tenant, id_, StopReason.CANCELLED, source="interrupt")
+            cancel_as_due(ports, tenant, id_)
         case _:
             return False
     return True

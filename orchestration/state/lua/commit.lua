@@ -139,7 +139,7 @@ end
 for _, one in ipairs(c.close or {}) do
   local place = text(one.round) .. ':' .. text(one.index)
   put(key, 'cs:' .. place, one.state, 'cr:' .. place, one.result, 'ce:' .. place, text(NOW_MS))
-  audit_call(tenant, turn, place, one.state)
+  audit_call(tenant, turn, place, one.state, false, c.fin and c.fin.by, c.fin and c.fin.from)
 end
 if c.expired then close_approval(tenant, turn, c.expired, 'expired') end
 emit(tenant, turn, conv, frames)

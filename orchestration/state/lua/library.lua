@@ -31,7 +31,7 @@
 --   c:{round}:{i} the call; cs:{round}:{i} its state; cr:{round}:{i} its result; cb:/ce: when it began and ended (ms);
 --   le:{round}, lr:{round}:{i} until the round is closed: entries of the log, of the reply and of each call's result;
 --   ca:{round}:{i} its approval; ok:{round}:{i} the approved arguments; humans, runs: undecided approvals of it and of the turns it waits for, and those under which the deadline runs;
---   clock what is left of the deadline (ms) while it stands still; tell the ways in which the turn's end is told to the outside;
+--   clock what is left of the deadline (ms) while it stands still; ended_by, ended_from who ended what it ran for (JSON); tell the ways in which the turn's end is told to the outside;
 --   ended_by the agent whose on_round is one of these
 --   active the agent that goes on with it after a handoff; cost (millionths), tools (asked by it), asked (model calls); seq:{round} its calls run in order;
 --   of a turn that runs for a call of another's: parent = "turn round index", up and told, the beginnings of frames of that turn's;
@@ -316,12 +316,13 @@ local function audit_event(tenant, turn, id, event, by, from, ran)
     .. '","turn_id":"' .. turn .. '","shown":null,"decided":null,"ran":' .. (ran or 'null') .. '}')
 end
 
--- The result of an approved call: what ran, with which arguments; calls without an approval leave no trace here.
-local function audit_call(tenant, turn, place, state, refused)
+-- The result of an approved call: what ran, with which arguments, and who ended it before its answer came (JSON texts or nil).
+-- Calls without an approval leave no trace here.
+local function audit_call(tenant, turn, place, state, refused, by, from)
   local id, arguments = fetch(turn_key(tenant, turn), 'ca:' .. place, 'ok:' .. place)
   if not id or not arguments then return end
   local ran = not refused and (state == 'completed' or state == 'failed' or state == 'unknown_outcome')
-  audit_event(tenant, turn, id, ran and 'ran' or 'not_run', nil, nil, '{"state":"' .. state .. '","arguments":' .. arguments .. '}')
+  audit_event(tenant, turn, id, ran and 'ran' or 'not_run', by, from, '{"state":"' .. state .. '","arguments":' .. arguments .. '}')
 end
 
 -- Moves an approval between the indexes of states; what is decided is kept in the order in which that happened.
@@ -543,9 +544,11 @@ local function spend(tenant, turn, conv, used)
   if get(key, 'parent') then spend_above(tenant, turn, used) end
 end
 
--- Nobody waits any more for the turn that a call has started: it is to be cancelled.
-local function abandon(tenant, child)
-  if has_ended(get(turn_key(tenant, child), 'state') or 'completed') then return end
+-- Nobody waits any more for the turn that a call has started: it is to be cancelled, for whoever ended the wait (JSON texts or nil).
+local function abandon(tenant, child, by, from)
+  local key = turn_key(tenant, child)
+  if has_ended(get(key, 'state') or 'completed') then return end
+  if not get(key, 'ended_by') then put(key, 'ended_by', by or 'null', 'ended_from', from or 'null') end
   call('ZADD', 'tm:due', text(NOW_MS), 'cancel:' .. tenant .. '/' .. child)
 end
 
@@ -596,7 +599,7 @@ local function end_turn(tenant, turn, conv, fin, sends)
     call('SET', group .. '.c', 'done', 'EX', 86400) -- Celery's own mark: a header that ends late makes no new keys
   end
   call('ZREM', 'tm:due', 'deadline:' .. tenant .. '/' .. turn, 'cancel:' .. tenant .. '/' .. turn)
-  for child in string.gmatch(get(key, 'kids') or '', '%S+') do abandon(tenant, child) end
+  for child in string.gmatch(get(key, 'kids') or '', '%S+') do abandon(tenant, child, fin.by, fin.from) end
   if get(key, 'parent') then settle_call(tenant, turn, fin, sends) end
   local kept_s = get(ck, 'kept_s') -- of a conversation that is not to be kept
   call('EXPIRE', key, kept_s or TURN_KEPT_S)
