@@ -2,108 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
+from datetime import datetime
 
-import httpx
 import pytest
 import redis
 
-from orchestration.testing.servers import RedisServer, redis_server
-from orchestration.testing.stack import Stack
-from tests.fixtures.ledger import Ledger
+from tests.integration.approvals_stage import KEYS, Desk, desk, look, wire
 from tests.integration.mesh_stage import istos_node
 
 pytestmark = pytest.mark.slow
 
-#: How long a test waits for what must happen; not a measurement.
-PATIENCE_S = 60.0
-
-KEYS = [
-    {
-        "key": f"key-of-{sub}-0123456789",
-        "sub": sub,
-        "tenant": "acme",
-        "scopes": ["turns:write", "turns:read", "approvals:read", "approvals:decide", "admin"],
-    }
-    for sub in ("ann", "bob", "sue")
-]
-
-
-class Desk:
-    """A deployment, and words to talk about it."""
-
-    def __init__(self, stack: Stack, ledger: Ledger, server: RedisServer) -> None:
-        self.stack = stack
-        self.ledger = ledger
-        self.server = server
-        self.http = httpx.Client(base_url=stack.url, timeout=30)
-
-    def ask(self, method: str, path: str, who: str = "sue", **more: Any) -> httpx.Response:
-        return self.http.request(method, path, headers={"Authorization": f"Bearer key-of-{who}-0123456789"}, **more)
-
-    def submit(self, *calls: tuple[str, dict[str, Any]], agent: str = "desk") -> str:
-        answer = self.ask("POST", f"/v1/agents/{agent}/turns", json={"input": json.dumps([[f"desk-{tool}", args] for tool, args in calls])})
-        answer.raise_for_status()
-        return str(answer.json()["turn_id"])
-
-    def turn(self, turn_id: str) -> dict[str, Any]:
-        found: dict[str, Any] = self.ask("GET", f"/v1/turns/{turn_id}").json()
-        return found
-
-    def waiting(self, turn_id: str) -> list[str]:
-        """The approvals of a turn, once it waits for nothing else."""
-        self.until(lambda: self.turn(turn_id)["state"] == "waiting", "the turn to wait")
-        return [call["approval_id"] for call in self.turn(turn_id)["calls"] if "approval_id" in call]
-
-    def ended(self, turn_id: str) -> dict[str, Any]:
-        self.until(lambda: self.turn(turn_id)["ended_at"], "the turn to end")
-        return self.turn(turn_id)
-
-    def approval(self, id_: str) -> dict[str, Any]:
-        found: dict[str, Any] = self.ask("GET", f"/v1/approvals/{id_}", "ann").json()
-        return found
-
-    def decide(self, id_: str, approved: bool, who: str = "ann", **more: Any) -> httpx.Response:
-        return self.ask("POST", f"/v1/approvals/{id_}/decision", who, json={"approved": approved, **more})
-
-    def frames(self, turn_id: str, kind: str) -> list[dict[str, Any]]:
-        with self.http.stream("GET", f"/v1/turns/{turn_id}/frames", headers={"Authorization": f"Bearer {KEYS[0]['key']}"}) as stream:
-            found = [json.loads(line[5:]) for line in stream.iter_lines() if line.startswith("data:")]
-        return [frame for frame in found if frame["kind"] == kind]
-
-    def until(self, look: Any, what: str) -> Any:
-        limit = time.monotonic() + PATIENCE_S
-        while not (found := look()):
-            if time.monotonic() > limit:
-                pytest.fail(f"waited in vain for {what}\n{self.stack.logs()}")
-            time.sleep(0.02)
-        return found
-
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
-    directory: Path = tmp_path_factory.mktemp("ledger")
-    with redis_server(appendonly="always") as server:
-        stack = Stack(
-            "tests.fixtures.approval_agents",
-            ["tests.fixtures.approval_tools"],
-            redis=server,
-            threads=8,
-            env={"LEDGER_DIR": str(directory), "TURNMILL_API_KEYS": json.dumps(KEYS), "TURNMILL_RATE_PER_S": "0"},
-        )
-        stack.start()
-        made = Desk(stack, Ledger(directory), server)
-        try:
-            yield made
-        finally:
-            made.http.close()
-            stack.close()
+    with desk(tmp_path_factory.mktemp("ledger")) as made:
+        yield made
 
 
 @pytest.fixture
@@ -111,12 +28,8 @@ def key() -> str:
     return uuid.uuid4().hex[:8]
 
 
-def wire(key: str, amount: float = 5) -> tuple[str, dict[str, Any]]:
-    return "wire", {"key": key, "amount": amount}
-
-
 def test_gated_calls_of_one_round_are_decided_one_by_one_and_each_runs_once(here: Desk, key: str) -> None:
-    turn = here.submit(wire(f"{key}a"), ("look", {"key": key}), wire(f"{key}b"), wire(f"{key}c"))
+    turn = here.submit(wire(f"{key}a"), look(key), wire(f"{key}b"), wire(f"{key}c"))
     first, second, third = here.waiting(turn)
     assert here.ledger.effects(f"look {key}") == 1, "the ungated one runs meanwhile"
     assert here.decide(third, True).status_code == 200
@@ -149,7 +62,7 @@ def test_opposite_answers_at_the_same_moment_many_times(here: Desk, key: str) ->
 def test_a_decision_at_the_instant_of_the_expiry_has_one_outcome(here: Desk, key: str) -> None:
     turns = [here.submit(wire(f"{key}{n}"), agent="hurried") for n in range(4)]
     ids = [here.waiting(turn)[0] for turn in turns]
-    expires = [time.mktime(time.strptime(here.approval(id_)["expires_at"][:19], "%Y-%m-%dT%H:%M:%S")) - time.timezone for id_ in ids]
+    expires = [_epoch(here.approval(id_)["expires_at"]) for id_ in ids]
     for number, (turn, id_) in enumerate(zip(turns, ids, strict=True)):
         while time.time() < expires[number]:
             time.sleep(0.005)
@@ -199,7 +112,7 @@ def test_a_broken_hook_strands_nothing_and_is_tried_again(here: Desk, key: str) 
 
 
 def test_a_chord_whose_keys_are_long_gone_is_completed_from_the_journal(here: Desk, key: str) -> None:
-    turn = here.submit(wire(key), ("look", {"key": key}))
+    turn = here.submit(wire(key), look(key))
     [id_] = here.waiting(turn)
     client = redis.Redis.from_url(here.server.url)
     try:
@@ -246,7 +159,7 @@ def test_an_owner_that_changes_its_schema_meanwhile_is_not_asked_what_does_not_f
     tools.env["DESK_SCHEMA"] = "strict"
     tools.restart()
     try:
-        probe = here.submit(("wire", {"key": key, "amount": 1, "iban": "x"}))
+        probe = here.submit(("desk-wire", {"key": key, "amount": 1, "iban": "x"}))
         here.until(lambda: here.turn(probe)["state"] == "waiting", "the new schema to be known")
         here.ask("POST", f"/v1/turns/{probe}/cancel")
         assert here.decide(id_, True).status_code == 200
@@ -277,15 +190,18 @@ def test_a_tool_host_that_is_gone_when_the_approval_comes(here: Desk, key: str) 
 
 def test_everything_is_restarted_between_asking_and_deciding(here: Desk, key: str) -> None:
     """Last, since it stops all that the others stand on."""
-    turn = here.submit(wire(f"{key}a"), ("look", {"key": key}))
+    turn = here.submit(wire(f"{key}a"), look(key))
     other = here.submit(wire(f"{key}b"))
-    [id_], [other_id] = here.waiting(turn), here.waiting(other)
-    asked, before = here.ledger.lines("model"), here.approval(id_)
+    late = here.submit(wire(f"{key}c"), agent="brief")
+    [id_], [other_id], [late_id] = here.waiting(turn), here.waiting(other), here.waiting(late)
+    asked, before, expires = here.ledger.lines("model"), here.approval(id_), here.approval(late_id)["expires_at"]
     names = [name for name in here.stack.names() if name != "mesh"]
     for name in names:
         here.stack[name].kill()
     here.stack["mesh"].kill()
     here.server.restart()
+    while time.time() < _epoch(expires):
+        time.sleep(0.05)  # the third one's time is up while nobody is there to see it
     for name in ["mesh", *names]:
         here.stack[name].start()
     for name in ["mesh", *names]:
@@ -298,7 +214,13 @@ def test_everything_is_restarted_between_asking_and_deciding(here: Desk, key: st
     assert here.decide(other_id, False).status_code == 200
     assert here.ended(turn)["answer"] == "wired 5; looked"
     assert here.ended(other)["calls"][0]["state"] == "denied"
+    assert here.ended(late)["calls"][0]["state"] == "expired" and here.decide(late_id, True).status_code == 410
+    assert here.ledger.effects(f"{key}c 5") == 0
     assert here.ledger.effects(f"{key}a 5") == here.ledger.effects(f"look {key}") == 1 and here.ledger.effects(f"{key}b 5") == 0
-    assert len(here.ledger.lines("model")) == len(asked) + 2, "each turn's model was asked for its answer and nothing else"
+    assert len(here.ledger.lines("model")) == len(asked) + 3, "each turn's model was asked for its answer and nothing else"
     told = [one["event"] for one in here.ask("GET", "/v1/audit", params={"approval_id": id_}).json()["entries"]]
     assert told == ["requested", "decided", "ran"]
+
+
+def _epoch(rfc3339: str) -> float:
+    return datetime.fromisoformat(rfc3339).timestamp()
