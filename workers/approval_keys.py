@@ -8,7 +8,7 @@ import ipaddress
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from orchestration.actions.decide import decide
@@ -23,6 +23,9 @@ from orchestration.state.leases import new_process_name
 from orchestration.wiring import Ports
 
 log = logging.getLogger("turnmill.approvals")
+
+#: Approvals that are read at a time for a list.
+PAGE = 500
 
 #: The duty that is led.
 DUTY = "approvals"
@@ -49,11 +52,14 @@ class Desk:
                 return None
         return DEVELOPER if self._open and not self._callers.exist() else None
 
-    def pending(self, principal: Principal, most: int) -> Sequence[Approval]:
-        """What waits for a human and the principal may read, oldest first."""
-        if Scope.APPROVALS_READ not in principal.scopes:
-            return ()
-        return self._ports.approvals.page(principal.tenant, ApprovalState.PENDING, most=most)[0]
+    def pending(self, principal: Principal) -> Iterator[Approval]:
+        """What waits for a human and the principal may read, oldest first, a page at a time."""
+        after = 0
+        while Scope.APPROVALS_READ in principal.scopes:
+            page, after = self._ports.approvals.page(principal.tenant, ApprovalState.PENDING, after=after, most=PAGE)
+            yield from page
+            if not after:
+                return
 
     def decide(self, principal: Principal, approval_id: str, approved: bool, arguments: dict[str, Any] | None, note: str) -> Approval:
         """Decide as over REST; the approval as it stands then, whoever decided it."""

@@ -14,7 +14,7 @@ import jwt
 from orchestration.actions.decide import decide
 from orchestration.core.approval import Approval, ApprovalState, as_api, may_decide, refuse_ended
 from orchestration.core.audit import AuditEvent, audit_entry
-from orchestration.core.errors import AlreadyDecided, Invalid, NotFound
+from orchestration.core.errors import AlreadyDecided, Forbidden, Invalid, NotFound
 from orchestration.core.principal import Principal, Scope
 from orchestration.core.times import rfc3339
 from orchestration.wiring import Ports
@@ -49,7 +49,8 @@ def make_link(
 
     Raises:
         NotFound: there is no such approval of the principal's tenant.
-        Forbidden: the principal may not decide it, or not make links for others.
+        Forbidden: the principal may not decide it, or not make links for others; where a gate wants several people, or another than the
+            submitter, nobody may, since whoever made the link could also open it.
         Invalid: a time or a name that cannot be.
         AlreadyDecided, ApprovalExpired, ApprovalCancelled: there is nothing to decide any more.
     """
@@ -62,6 +63,8 @@ def make_link(
     named = Principal(sub or principal.sub, principal.tenant, principal.roles, (str(Scope.APPROVALS_DECIDE),))
     approval = ports.approvals.get(principal.tenant, approval_id)
     principal.require(Scope.APPROVALS_DECIDE)
+    if named.sub != principal.sub and (approval.gate.quorum > 1 or approval.gate.four_eyes):
+        raise Forbidden(f"approval {approval_id} wants different people to decide: everybody makes a link for himself")
     may_decide(approval, named)
     refuse_ended(approval)
     if approval.state is not ApprovalState.PENDING:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Protocol
 
 import zenoh
@@ -27,8 +28,8 @@ log = logging.getLogger(__name__)
 #: Under this key each service that asks humans has one of its own.
 APPROVALS = ".istos/approvals"
 
-#: Requests that one answer lists, the oldest; a peer that decides them sees the others next.
-MAX_LISTED = 1000
+#: Requests that one answer lists at most, the oldest, and their bytes; a peer that decides them sees the others next.
+MAX_LISTED, MAX_LISTED_BYTES = 20_000, 32 * 1024 * 1024
 
 #: Queries that may wait to be answered; further ones are told to come again.
 MAX_WAITING = 256
@@ -47,8 +48,8 @@ class ApprovalDesk(Protocol):
         """Whose token this is, or who may ask without one; None for nobody."""
         ...
 
-    def pending(self, principal: Principal, most: int) -> Sequence[Approval]:
-        """What waits for a human and `principal` may read, oldest first; nothing where it may read none."""
+    def pending(self, principal: Principal) -> Iterable[Approval]:
+        """What waits for a human and `principal` may read, oldest first and read as it is taken; nothing where it may read none."""
         ...
 
     def decide(self, principal: Principal, approval_id: str, approved: bool, arguments: dict[str, Any] | None, note: str) -> Approval:
@@ -148,8 +149,17 @@ class ApprovalKeys:
 
     def _listed(self, asked: _Query) -> bytes:
         principal = self._principal(asked)
-        found = self._desk.pending(principal, MAX_LISTED) if principal is not None and self._may_answer() else ()
-        return wire.encode_result({"service": self._service, "pending": [as_istos(one) for one in found]})
+        found = self._desk.pending(principal) if principal is not None and self._may_answer() else ()
+        pending: list[bytes] = []
+        size = 0
+        for approval in islice(found, MAX_LISTED):
+            one = wire.encode_result(as_istos(approval))
+            size += len(one)
+            if size > MAX_LISTED_BYTES:
+                log.warning("the list of what waits is longer than one answer may be; the oldest %d are shown", len(pending))
+                break
+            pending.append(one)
+        return b'{"service":%b,"pending":[%b]}' % (wire.encode_result(self._service), b",".join(pending))
 
     def _decided(self, asked: _Query) -> bytes:
         principal = self._principal(asked)

@@ -110,6 +110,19 @@ def test_an_istos_node_sees_each_request_once_although_two_of_ours_stand_by(node
     assert len(deployment.serving) == 1
 
 
+def test_a_long_list_is_whole_and_a_very_long_one_shows_the_oldest(
+    node: Callable[..., Any], deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.approval_keys.PAGE", 2)
+    ids = [asked(node, deployment), *(deployment.ask() for _ in range(6))]
+    assert [one["id"] for one in listed(node, token=deployment.keys["ann"])] == ids
+    monkeypatch.setattr("orchestration.mesh.approvals.MAX_LISTED", 5)
+    assert [one["id"] for one in listed(node, token=deployment.keys["ann"])] == ids[:5]
+    monkeypatch.setattr("orchestration.mesh.approvals.MAX_LISTED_BYTES", 1000)
+    shown = [one["id"] for one in listed(node, token=deployment.keys["ann"])]
+    assert shown and shown == ids[: len(shown)] and len(shown) < 5
+
+
 def test_an_istos_node_decides_as_whoever_its_token_stands_for(node: Callable[..., Any], deployment: Deployment) -> None:
     id_ = asked(node, deployment)
     settled = node(lambda app: decide_approval(app, id_, approved=True, by="somebody else", note="fine", token=deployment.keys["ann"]))
