@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from orchestration.actions.expire import expire
 from orchestration.actions.pass_on import pass_on
 from orchestration.actions.refuse import bell, settled_frames
-from orchestration.core.approval import ApprovalState, Decision, as_api, settle
+from orchestration.core.approval import Approval, ApprovalState, Decision, as_api, same_json, settle
 from orchestration.core.audit import AuditEvent, audit_entry, decided_of
+from orchestration.core.call import CallRecord
 from orchestration.core.errors import ApprovalCancelled
 from orchestration.core.principal import Principal, Scope
 from orchestration.core.safe_json import clean, clean_text
@@ -56,6 +58,7 @@ def decide(
             decision=after.decisions[-1],
             result=result,
             ends_call=settled,
+            call=_edited(ports, before, after) if settled else None,
             ring=bell(ports, before) if settled else {},
         )
         recorded = ports.approvals.record(before, change)
@@ -66,3 +69,11 @@ def decide(
             expire(ports, principal.tenant, approval_id)  # whoever sweeps has not come yet
         elif recorded.why == "ended":
             raise ApprovalCancelled(f"{before.told}: its turn has ended; the call did not run and will not")
+
+
+def _edited(ports: Ports, before: Approval, after: Approval) -> CallRecord | None:
+    """The call with the arguments that a human put in place of the model's: those are what the conversation tells from then on."""
+    if after.approved_arguments is None or same_json(after.approved_arguments, before.arguments):
+        return None
+    record = ports.conversations.call_record(before.step)
+    return replace(record, arguments=after.approved_arguments) if record is not None else None

@@ -11,7 +11,6 @@ from orchestration.core.audit import AuditEvent, audit_entry
 from orchestration.core.errors import NotFound
 from orchestration.core.frames import FrameKind, frame
 from orchestration.core.gate import OnExpiry
-from orchestration.core.ids import StepId, StepKind
 from orchestration.core.outbound import OutboundEvent
 from orchestration.core.turn import StopReason
 from orchestration.state.approvals import Change, Only, told
@@ -104,8 +103,7 @@ def _held(before: Approval) -> Change:
 
 
 def _escalated(ports: Ports, before: Approval) -> Change | None:
-    step = StepId(before.tenant, before.turn_id, before.round, StepKind.TOOL, before.index)
-    record = ports.conversations.call_record(step)
+    record = ports.conversations.call_record(before.step)
     if record is None:
         expire_approval(ports, before)
         return None
@@ -121,5 +119,6 @@ def _escalated(ports: Ports, before: Approval) -> Change | None:
             request_frame(instead),
         ],
         only=Only.OVERDUE,
-        instead=(instead, replace(record, approval_id=instead.approval_id, gate=instead.gate)),
+        instead=instead,
+        call=replace(record, approval_id=instead.approval_id, gate=instead.gate),
     )

@@ -13,6 +13,7 @@ from orchestration.core.call import CallRecord
 from orchestration.core.errors import AlreadyDecided, ApprovalCancelled, ApprovalExpired, ArgumentsDiffer, ArgumentsInvalid, Forbidden
 from orchestration.core.frames import FrameKind, frame
 from orchestration.core.gate import Gate
+from orchestration.core.ids import StepId, StepKind
 from orchestration.core.loop import schema_faults
 from orchestration.core.principal import Principal, Scope
 from orchestration.core.times import rfc3339
@@ -79,6 +80,11 @@ class Approval:
     called_back: bool = False
     asked: int = 1
     version: str = "0"
+
+    @property
+    def step(self) -> StepId:
+        """The step of its call."""
+        return StepId(self.tenant, self.turn_id, self.round, StepKind.TOOL, self.index)
 
     @property
     def told(self) -> str:

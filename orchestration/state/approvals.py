@@ -44,7 +44,8 @@ class Change:
         decision: the new entry of its decisions, if there is one; its time is added when it is stored.
         result: what the model reads, as JSON, when the call is decided and does not run.
         ends_call: whether the call is decided by this.
-        instead: the approval that is asked instead, with the call as it is recorded from then on.
+        instead: the approval that is asked instead.
+        call: the call as it is recorded from then on, where that changes.
         tell: deliveries that become due.
         ring: messages that the script can send itself, as `Queue.ring` makes them.
     """
@@ -56,7 +57,8 @@ class Change:
     decision: Mapping[str, Any] | None = None
     result: str = ""
     ends_call: bool = False
-    instead: tuple[Approval, CallRecord] | None = None
+    instead: Approval | None = None
+    call: CallRecord | None = None
     tell: Sequence[str] = ()
     ring: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
@@ -244,9 +246,9 @@ class Approvals:
             sent["verdict"] = str(after.state)
             sent["result"] = change.result if after.state is not ApprovalState.APPROVED else dumps(after.approved_arguments)
         if change.instead is not None:
-            instead, record = change.instead
-            sent["instead"] = new_approval(instead, hooked=hooked)
-            sent["call"] = dumps(record.as_json())
+            sent["instead"] = new_approval(change.instead, hooked=hooked)
+        if change.call is not None:
+            sent["call"] = dumps(change.call.as_json())
         answer = self._store.run("decide", before.tenant, before.approval_id, dumps(sent))
         return Recorded(answer[0], tuple(StepId.parse(text) for text in texts(answer[1:])))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 from pathlib import Path
@@ -22,6 +23,7 @@ from orchestration.core.errors import (
     Invalid,
     NotFound,
 )
+from orchestration.core.safe_json import dumps
 from orchestration.testing.local import LocalTurnmill
 from tests.fixtures.approvals import REFUND, Script, add, calls, credit, local, make_due, person, ran, refund, says, sweep
 
@@ -299,6 +301,24 @@ def test_the_arguments_that_ran_are_those_of_the_record_whatever_they_hold() -> 
     assert ran == [(odd["order_id"], odd["amount"])]
     [entry] = [one for one in read.audit(here.ports, "dev")["entries"] if one["event"] == "ran"]
     assert entry["ran"]["arguments"] == odd
+
+
+@pytest.mark.parametrize("beside", [(), (("math-add", {"a": 1, "b": 2}),)], ids=["alone", "beside another"])
+def test_the_model_reads_of_the_call_that_ran_and_not_of_the_one_that_it_asked_for(beside: tuple[Any, ...]) -> None:
+    model = Script(calls(REFUND, *beside), says("done"))
+    here = local(model, refund, add)
+    here.ask("support", "refund", conversation_id="c")
+    [id_] = [approval["approval_id"] for approval in here.approvals()]
+    edited = {"order_id": "o-42", "amount": 5}
+    here.decide(id_, True, arguments=edited)
+    here.run()
+    [asked] = [message for message in model.shown[1] if message["role"] == "assistant"]
+    assert json.loads(asked["tool_calls"][0]["function"]["arguments"]) == edited and ran == [("o-42", 5)]
+    turn = here.turn(read.approval(here.ports, "dev", id_)["turn_id"])
+    assert turn["calls"][0]["arguments"] == edited
+    assert read.history(here.ports, "dev", turn["conversation_id"])[1]["data"]["calls"][0]["arguments"] == dumps(edited)
+    requested = read.audit(here.ports, "dev", approval_id=id_)["entries"][0]
+    assert requested["shown"]["arguments"] == REFUND[1], "what was asked for is on record too"
 
 
 def test_the_drawing_of_an_approval_is_the_table_of_the_code() -> None:

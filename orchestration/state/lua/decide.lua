@@ -7,7 +7,7 @@
 --   times     {expires_at, remind_at} ("" for none)     when it is pending anew
 --   verdict, result    when its call is decided: approved with the arguments that are to run, or how it ended with what the model reads (JSON texts)
 --   ring      {step: [queue, message]}, what this script can send itself
---   instead, call      when others are asked: their approval as ask_human takes it, and the call as it is recorded from then on (JSON text)
+--   instead   when others are asked: their approval as ask_human takes it            call     the call as it is recorded from then on (JSON text)
 -- Returns {"ok", sends...} | {"stale"} | {"ended"} | {"expired"} | {"not_due"}
 local tenant, id = ARGV[1], ARGV[2]
 local ak, name = approval_key(tenant, id), tenant .. '/' .. id
@@ -50,9 +50,13 @@ for _, entry in ipairs(c.audit) do audit(tenant, id, entry) end
 for _, delivery in ipairs(c.tell) do tell(tenant, delivery) end
 
 local sends, frames, place = {}, c.frames, round .. ':' .. index
+if c.call then
+  if get(key, 'le:' .. round) then call('HDEL', key, unpack(entry_fields(key, round))) end -- they tell of the call as it was
+  put(key, 'c:' .. place, c.call)
+  drop(key, 'le:' .. round) -- the round's log entry was made of the call as it was
+end
 if c.instead then
   bump(key, 'v', 1)
-  put(key, 'c:' .. place, c.call)
   ask_human(tenant, turn, c.instead)
 end
 if c.verdict then
