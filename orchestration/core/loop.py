@@ -233,6 +233,10 @@ def _planned(
         return refused(
             "approval_unavailable", message=f"{name} needs an approval, and this agent has nowhere to ask for one; it did not run"
         )
+    takes = spec.takes if gate is not None and spec.takes is not None else spec.parameters
+    faults = schema_faults(takes, arguments) if takes is not spec.parameters else []
+    if faults:  # no human is asked about what the tool's owner would refuse
+        return refused("invalid_arguments", message="the arguments do not fit what the tool's owner takes", details=faults, schema=takes)
     record = CallRecord(
         call_id=call_id(turn_id, round_, index),
         name=name,
@@ -242,7 +246,7 @@ def _planned(
         idempotent=spec.idempotent,
         payload=spec.payload,
         timeout_s=spec.timeout_s,
-        schema=spec.parameters,
+        schema=takes,
         approval_id=approval_id(turn_id, round_, index) if gate else "",
         gate=gate,
     )

@@ -41,7 +41,8 @@ def tool_name(prefix: str) -> str:
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
     """One tool as a catalogue knows it. `approval` is None, True, or the owner's reason; `agent` names the agent of ours that
-    answers it, where one does."""
+    answers it, where one does. `takes` is the schema of the owner's, where somebody else wrote `parameters`: what a human is asked about
+    fits both."""
 
     prefix: str
     description: str = ""
@@ -53,6 +54,7 @@ class ToolSpec:
     service: str = ""
     name: str = ""
     agent: str = ""
+    takes: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -264,16 +266,23 @@ def owned(spec: ToolSpec, owner: ToolSpec | None) -> ToolSpec:
     if owner is None:
         return spec
     return replace(
-        spec, approval=owner.approval, idempotent=owner.idempotent, payload=owner.payload, timeout_s=owner.timeout_s, service=owner.service
+        spec,
+        approval=owner.approval,
+        idempotent=owner.idempotent,
+        payload=owner.payload,
+        timeout_s=owner.timeout_s,
+        service=owner.service,
+        takes=owner.parameters,
     )
 
 
 def demanded(spec: ToolSpec, owner: ToolSpec | None) -> ToolSpec:
     """A tool that an agent declares by hand, under the approval that its owner demands: whoever declares it cannot waive that."""
-    if owner is None or not owner.approval:
+    if owner is None:
         return spec
-    reason = next((said for said in (owner.approval, spec.approval) if isinstance(said, str)), True)
-    return replace(spec, approval=reason)
+    demands = [said for said in (owner.approval, spec.approval) if said]
+    reason = next((said for said in demands if isinstance(said, str)), bool(demands) or None)
+    return replace(spec, approval=reason, takes=owner.parameters)
 
 
 def build_catalogue(specs: Sequence[ToolSpec]) -> dict[str, ToolSpec]:

@@ -12,7 +12,7 @@ import pytest
 
 from orchestration import Agent, Allow, Ask, Deny, Gate, MeshTool, PolicyCall, discover
 from orchestration.actions.read import agent as agent_shown
-from orchestration.core.errors import Misconfigured
+from orchestration.core.errors import ArgumentsInvalid, Misconfigured
 from orchestration.core.gate import OnExpiry, gate_for
 from orchestration.core.keys import matches
 from orchestration.core.tool import ToolSpec
@@ -298,6 +298,23 @@ def test_an_agent_that_declares_the_tool_by_hand_does_not_waive_its_owners_deman
     here.decide(here.approvals()[0]["approval_id"], True)
     here.run()
     assert ran == [("o-42", 40)]
+
+
+def test_what_a_human_is_asked_about_and_answers_fits_the_owners_schema_whoever_declared_another() -> None:
+    lax = MeshTool("billing/refund", "Refund.", {"type": "object"})
+    broken = ("billing-refund", {"order_id": "o-42", "amount": "a lot"})
+    model = Script(calls(broken), calls(REFUND), says("done"))
+    here = local(model, lax)
+    here.mesh.serve([refund])
+    turn = here.ask("support", "refund")
+    assert "what the tool's owner takes" in model.shown[1][-1]["content"] and turn["state"] == "waiting"
+    [approval] = here.approvals()
+    assert approval["schema"] == refund.spec.parameters
+    with pytest.raises(ArgumentsInvalid):
+        here.decide(approval["approval_id"], True, arguments={"order_id": "o-42", "amount": "a lot"})
+    here.decide(approval["approval_id"], True, arguments={"order_id": "o-42", "amount": 5})
+    here.run()
+    assert ran == [("o-42", 5)]
 
 
 def test_an_owners_demand_that_turns_up_later_is_refused_where_there_is_nowhere_to_ask() -> None:
