@@ -106,3 +106,15 @@ def test_an_input_that_joined_stands_behind_the_round_that_it_came_in() -> None:
     assert isinstance(model, ScriptedModel)
     assert_paired(model.requests[-1].messages)
     assert [message["role"] for message in model.requests[-1].messages] == ["user", "assistant", "tool", "tool", "user"]
+
+
+def test_a_round_whose_call_was_edited_tells_of_the_call_that_ran_and_leaves_no_entry_behind() -> None:
+    here = here_with(calls(("math-add", {"a": 1, "b": 2}), ("shop-buy", {"what": "a"})), "done")
+    turn = here.submit("support", "buy", conversation_id="c")
+    here.run()
+    here.decide(here.approvals()[0]["approval_id"], True, arguments={"what": "b"})
+    assert kept_entries(here, turn.turn_id) == []
+    here.run()
+    asked = next(entry["data"] for entry in log_of(here) if entry["dir"] == "out")
+    assert [json.loads(call["arguments"]) for call in asked["calls"]] == [{"a": 1, "b": 2}, {"what": "b"}]
+    assert kept_entries(here, turn.turn_id) == []

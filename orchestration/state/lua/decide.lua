@@ -53,7 +53,6 @@ local sends, frames, place = {}, c.frames, round .. ':' .. index
 if c.call then
   if get(key, 'le:' .. round) then call('HDEL', key, unpack(entry_fields(key, round))) end -- they tell of the call as it was
   put(key, 'c:' .. place, c.call)
-  drop(key, 'le:' .. round) -- the round's log entry was made of the call as it was
 end
 if c.instead then
   bump(key, 'v', 1)
