@@ -35,6 +35,12 @@ from orchestration.core.turn import StopReason
 MAX_NAMES = 50
 
 
+#: How replies end whose last words are missing.
+CUT_OFF = ("length", "content_filter")
+
+#: What stands for arguments that were cut off before they began; no JSON.
+LOST = "(cut off)"
+
 #: Why an answer that the provider cut for its content ends the turn.
 FILTERED = {"code": "model_content_filtered", "detail": "the provider cut the answer for its content"}
 
@@ -68,7 +74,8 @@ def after_reply(reply: ModelReply, standing: Standing) -> CallTools | EndTurn:
         handoffs=standing.handoffs,
         max_handoffs=limits.max_handoffs,
     )
-    calls = tuple(_call(asked, index, standing, answers) for index, asked in enumerate(reply.tool_calls))
+    asked = _asked(reply)
+    calls = tuple(_call(one, index, standing, answers) for index, one in enumerate(asked))
     round_ = CallTools(text, calls, agent.execution == "sequential")
     if answers.settled:
         return round_ if round_.headers else _settled(round_)
@@ -77,6 +84,14 @@ def after_reply(reply: ModelReply, standing: Standing) -> CallTools | EndTurn:
         return round_ if goes_on else _round_limit(text, agent, limits, invalid=answers.invalid)
     why = used_up(limits, standing.spent, standing.conversation_spent, standing.accounts, calls=len(round_.headers))
     return out_of_budget(text, why) if why else round_
+
+
+def _asked(reply: ModelReply) -> Sequence[RequestedCall]:
+    """The calls of a reply. Where its end was cut off, the last one without arguments may have lost them, so they do not count as none."""
+    *before, last = reply.tool_calls
+    if reply.finish_reason in CUT_OFF and not last.arguments.strip():
+        last = replace(last, arguments=LOST)
+    return [*before, last]
 
 
 def overtaken(round_: CallTools, standing: Standing) -> EndTurn:
@@ -215,6 +230,7 @@ def _planned(
         arguments = json.loads(raw) if raw.strip() else {}
     except (ValueError, RecursionError) as error:
         where = f"{error.msg} at character {error.pos}" if isinstance(error, json.JSONDecodeError) else "nested too deeply"
+        where = "the answer was cut off before they began" if raw == LOST else where
         return refused("invalid_arguments", message=f"the arguments are not valid JSON: {where}", schema=spec.parameters)
     if not isinstance(arguments, dict):
         return refused("invalid_arguments", message="the arguments must be a JSON object", schema=spec.parameters)

@@ -19,6 +19,7 @@ from orchestration.models.text_pieces import Collector, sound
 
 @dataclass(slots=True)
 class _Block:
+    index: int
     start: dict[str, Any]
     text: list[str] = field(default_factory=list)
     signature: list[str] = field(default_factory=list)
@@ -45,7 +46,8 @@ class AnthropicReply:
         self._who = who
         self._shown = shown
         self._said = Collector(sink)
-        self._blocks: dict[int, _Block] = {}
+        self._blocks: list[_Block] = []
+        self._by_index: dict[int, _Block] = {}
         self._call_count = 0
         self._counts: dict[str, Any] = {}
         self._model = ""
@@ -84,6 +86,8 @@ class AnthropicReply:
 
     def _event(self, event: ServerEvent) -> bool:
         """Take one event; whether it was the last."""
+        if event.data.strip() == "[DONE]":
+            return True  # some servers close this API's answers as they close others
         try:
             found = json.loads(event.data)
         except (ValueError, RecursionError):
@@ -119,10 +123,13 @@ class AnthropicReply:
             raise unreadable(self._who, "the answer is not JSON") from None
         if found.get("type") == "error" or found.get("error"):
             raise fault_in_stream(self._who, found.get("error") or found, self._shown)
-        if not isinstance(found.get("content"), list):
+        content = found.get("content")
+        if isinstance(content, str):
+            content = [{"type": "text", "text": content}]
+        if not isinstance(content, list):
             raise unreadable(self._who, "the answer holds no message")
         self._message(found)
-        for index, block in enumerate(found["content"]):
+        for index, block in enumerate(content):
             self._open(index, block)
         self._end(found)
         self._label = self._label or "end_turn"
@@ -134,9 +141,9 @@ class AnthropicReply:
             self._count(message.get("usage"))
 
     def _count(self, found: Any) -> None:
-        # Later counts include earlier ones; fields that a later event leaves out stand.
+        # Later counts include earlier ones; fields that a later event leaves out, or sets back, stand.
         if isinstance(found, dict):
-            self._counts.update({name: value for name, value in found.items() if value is not None})
+            self._counts.update({name: value for name, value in found.items() if count(value) >= count(self._counts.get(name))})
 
     def _end(self, found: Any) -> None:
         label = found.get("stop_reason") if isinstance(found, dict) else None
@@ -146,7 +153,8 @@ class AnthropicReply:
     def _open(self, index: int, start: Any) -> None:
         if not isinstance(start, dict):
             raise unreadable(self._who, "a block of the answer is not an object")
-        block = self._blocks[index] = _Block(start)
+        block = self._by_index[index] = _Block(index, start)  # a second one of an index is one of its own
+        self._blocks.append(block)
         self._call_count += block.kind == "tool_use"
         if self._call_count > MAX_CALLS:
             raise unreadable(self._who, f"the model asked for more than {MAX_CALLS} tools at once")
@@ -158,7 +166,7 @@ class AnthropicReply:
             self._said.add(thinking=_text(start.get("thinking")))
 
     def _delta(self, index: int, delta: Any) -> None:
-        block = self._blocks.get(index)
+        block = self._by_index.get(index)
         if block is None or not isinstance(delta, dict):
             raise unreadable(self._who, "a piece of the answer belongs to no block")
         match delta.get("type"):
@@ -170,14 +178,17 @@ class AnthropicReply:
             case "signature_delta":
                 block.signature.append(_text(delta.get("signature")))
             case "input_json_delta":
-                block.text.append(_text(delta.get("partial_json")))
+                given = delta.get("partial_json")
+                block.text.append(json.dumps(given, ensure_ascii=False) if isinstance(given, dict) else _text(given))
 
     def _reply(self) -> ModelReply:
         if not self._seen:
             raise unreadable(self._who, "the answer holds no message")
         self._said.finish()
-        blocks = [self._blocks[index] for index in sorted(self._blocks)]
+        blocks = sorted(self._blocks, key=lambda block: block.index)
         calls = tuple(self._call(block) for block in blocks if block.kind == "tool_use")
+        if not calls and self._said.empty and self._label == "tool_use":
+            raise unreadable(self._who, "the answer says that it asks for tools, but names none")
         signed = [thinking for block in blocks if (thinking := _signed(block)) is not None]
         return ModelReply(
             content=self._said.text,
@@ -221,6 +232,8 @@ def _signed(block: _Block) -> dict[str, Any] | None:
 
 def _index(found: dict[str, Any]) -> int:
     index = found.get("index")
+    if isinstance(index, str) and len(index) < 10 and index.strip().isdecimal():
+        return int(index)
     return index if isinstance(index, int) else 0
 
 

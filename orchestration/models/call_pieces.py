@@ -32,7 +32,7 @@ class _Open:
             return False
         try:
             json.loads("".join(self.arguments))
-        except ValueError:
+        except (ValueError, RecursionError):
             return False
         return True
 
@@ -74,7 +74,14 @@ class CallPieces:
         given = piece.get("id")
         given = given if isinstance(given, str) else ""
         arguments = function.get("arguments")
-        call = self._of(_index(piece.get("index")), given, name, empty=arguments in (None, ""))
+        index = _index(piece.get("index"))
+        call = self._of(index, given, name, empty=arguments in (None, ""))
+        if name and call.chunk != self._chunk and (whole := _whole(arguments)) is not None and call.closed():
+            if json.loads("".join(call.arguments)) == whole:
+                return  # the call once more, at the end of its pieces
+            call = self._opened(given)
+            if index is not None:
+                self._by_index[index] = call
         call.chunk = self._chunk
         if given and not call.id:
             call.id = given
@@ -149,6 +156,18 @@ class CallPieces:
         if all(last.startswith(piece.strip()) for piece in pieces):
             return sound(last)  # repeated with each piece, or growing
         return joined
+
+
+def _whole(arguments: Any) -> Any:
+    """The value of arguments that are whole by themselves; None for a piece of some."""
+    if not isinstance(arguments, str):
+        return arguments
+    if not arguments.rstrip().endswith("}"):
+        return None
+    try:
+        return json.loads(arguments)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _index(value: Any) -> int | None:

@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from orchestration.core.errors import ModelError
 from orchestration.core.model import ModelReply, Sink, Usage
 from orchestration.models.answer_pieces import opened, until_settled
 from orchestration.models.call_pieces import CallPieces
@@ -17,6 +18,9 @@ from orchestration.models.faults import fault_in_stream, truncated, unreadable
 from orchestration.models.finish import chat_usage, finish_reason
 from orchestration.models.sse import EventReader, ServerEvent
 from orchestration.models.text_pieces import Collector, sound
+
+#: Where a server that answers with something else says why.
+_WORDS = ("message", "msg", "detail", "error_message")
 
 _THINKING = ("reasoning_content", "reasoning", "reasoning_text", "thinking")
 
@@ -42,6 +46,7 @@ class ChatReply:
         self._label = ""
         self._refused = False
         self._seen = False
+        self._odd: dict[str, Any] | None = None  # the first document that holds no completion
 
     def read(self, pieces: Iterable[bytes]) -> ModelReply:
         """The whole reply out of the answer's bytes, whichever way it was sent: the first character tells events from a document.
@@ -71,14 +76,14 @@ class ChatReply:
             if self._event(event):
                 return
         if not self._label:
-            raise truncated(self._who)
+            raise self._nothing() or truncated(self._who)
 
     def _event(self, event: ServerEvent) -> bool:
         """Take one event; whether it was the last."""
-        if event.data.strip() == "[DONE]":
+        if _is_done(event.data):
             return True
         for text in self._texts(event):
-            if text.strip() == "[DONE]":
+            if _is_done(text):
                 return True
             if event.name == "error":
                 raise fault_in_stream(self._who, _error(text), self._shown)
@@ -105,15 +110,25 @@ class ChatReply:
             raise unreadable(self._who, "an event of the answer is not JSON") from None
 
     def _document(self, body: bytes) -> None:
+        text = body.decode("utf-8", "replace")
         try:
-            found = json.loads(body.decode("utf-8", "replace"))
+            found = json.loads(text)
         except (ValueError, RecursionError):
-            raise unreadable(self._who, "the answer is not JSON") from None
-        if isinstance(found, list) and len(found) == 1:
-            found = found[0]
-        self._chunk(found)
+            found = self._lines(text)
+        documents = found if isinstance(found, list) else [found]
+        for document in documents:
+            self._chunk(document)
+        if not self._label and len(documents) > 1:
+            raise truncated(self._who)
         if not self._label:
             self._label = "stop"
+
+    def _lines(self, text: str) -> list[Any]:
+        """The documents of an answer that has one on each line."""
+        try:
+            return [json.loads(line) for line in text.split("\n") if line.strip()]
+        except (ValueError, RecursionError):
+            raise unreadable(self._who, "the answer is not JSON") from None
 
     def _chunk(self, chunk: Any) -> None:
         if not isinstance(chunk, dict):
@@ -128,6 +143,8 @@ class ChatReply:
         if isinstance(chunk.get("x_groq"), dict):
             self._count(chunk["x_groq"].get("usage"))
         choices = chunk.get("choices")
+        if "choices" not in chunk and self._odd is None:
+            self._odd = chunk
         for choice in choices if isinstance(choices, list) else ():
             if isinstance(choice, dict) and choice.get("index") in (0, None, "0"):
                 self._choice(choice)
@@ -146,7 +163,7 @@ class ChatReply:
         if not isinstance(said, dict):
             # Some servers close the stream with the whole message once more.
             whole = choice.get("message")
-            said = whole if isinstance(whole, dict) and self._said.empty and not self._calls else {}
+            said = whole if isinstance(whole, dict) and self._said.empty and not self._calls else {"content": choice.get("text")}
         thinking = next((said[key] for key in _THINKING if said.get(key)), None)
         text, thought = _content(said.get("content"))
         if isinstance(said.get("refusal"), str) and said["refusal"]:
@@ -161,9 +178,16 @@ class ChatReply:
         if isinstance(label, str) and label.strip():
             self._label = label
 
+    def _nothing(self) -> ModelError | None:
+        """The error that an answer stands for which holds no completion, but words."""
+        if self._seen or self._odd is None:
+            return None
+        told = any(isinstance(self._odd.get(key), str) and self._odd[key] for key in _WORDS)
+        return fault_in_stream(self._who, self._odd, self._shown) if told else None
+
     def _reply(self) -> ModelReply:
         if not self._seen:
-            raise unreadable(self._who, "the answer holds no completion")
+            raise self._nothing() or unreadable(self._who, "the answer holds no completion")
         self._said.finish()
         calls = self._calls.finish()
         finish = finish_reason(self._who, self._label, calls=bool(calls))
@@ -181,6 +205,10 @@ class ChatReply:
         )
 
 
+def _is_done(text: str) -> bool:
+    return text.strip().strip('"').upper() == "[DONE]"
+
+
 def _error(text: str) -> Any:
     """What an `error` event carries: an object of any shape, or plain words."""
     try:
@@ -194,6 +222,8 @@ def _content(value: Any) -> tuple[str, str]:
     """(text, thinking) of a content field: text, a list of parts, or nothing."""
     if isinstance(value, str):
         return value, ""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return str(value), ""  # a server that took the answer for a number
     if isinstance(value, dict):
         value = [value]
     text: list[str] = []

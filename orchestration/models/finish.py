@@ -66,7 +66,9 @@ def chat_usage(found: Any) -> Usage | None:
 
 
 def count(value: Any) -> int:
-    """A number of tokens; what is none, or below zero, counts as 0. Never above what every store and client takes."""
+    """A number of tokens, perhaps as text; what is none, or below zero, counts as 0. Never above what every store and client takes."""
+    if isinstance(value, str) and len(value) < 16 and value.strip().isdecimal():
+        value = int(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or (isinstance(value, float) and not math.isfinite(value)):
         return 0
     return max(0, min(int(value), 2**53 - 1))

@@ -16,7 +16,7 @@ from orchestration.core.catalogue import MAX_LINE_CHARS
 from orchestration.core.errors import Misconfigured
 from orchestration.core.ids import StepKind
 from orchestration.core.tool import Discover, ToolSpec
-from orchestration.models import ScriptedModel
+from orchestration.models import ScriptedModel, Step
 from orchestration.testing.frames import assert_paired, assert_whole
 from orchestration.testing.local import LocalTurnmill
 
@@ -344,6 +344,23 @@ def test_a_model_that_asks_for_tools_even_then_has_reached_the_limit(turnmill: T
 def test_no_bound_on_rounds_is_possible(turnmill: Turnmill) -> None:
     model = ScriptedModel([[("notes-read", {})]] * 30 + ["done"])
     assert turnmill(Agent("a", model, tools=[read_notes], limits=Limits(max_rounds=None))).ask("a", "go")["rounds"] == 31
+
+
+# An answer whose end is missing
+
+
+@pytest.mark.parametrize("finish", ["length", "content_filter"])
+def test_a_call_whose_arguments_were_cut_off_does_not_run_without_them(turnmill: Turnmill, finish: str) -> None:
+    cut = Step(tool_calls=[("notes-read", {}), ("notes-read", "")], finish_reason=finish)
+    model = ScriptedModel([cut, "I see."])
+    here = turnmill(Agent("a", model, tools=[read_notes], approvals={"notes/read": Gate()}))
+    turn = here.ask("a", "go")
+    assert [call["state"] for call in turn["calls"]] == ["waiting", "failed"] and len(here.approvals()) == 1
+    here.decide(here.approvals()[0]["approval_id"], True)
+    here.run()
+    told = json.loads(model.requests[1].messages[-1]["content"])
+    assert told["error"] == "invalid_arguments" and "cut off" in told["message"]
+    assert_paired(model.requests[1].messages)
 
 
 # Hooks
