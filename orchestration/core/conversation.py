@@ -103,7 +103,7 @@ def messages(entries: Sequence[Entry], *, system: str = "", max_result_chars: in
             ]
             sent.append(_spoken(data, data["content"] or None) | {"tool_calls": calls})
             for call in data["calls"]:
-                content = cut(results.get(call["id"], NO_RESULT), max_result_chars)
+                content = shortened(results.get(call["id"], NO_RESULT), max_result_chars)
                 sent.append({"role": "tool", "tool_call_id": call["id"], "name": call["name"], "content": content})
     return sent
 
@@ -126,6 +126,11 @@ def _object_text(arguments: str) -> str:
     except ValueError:
         pass
     return dumps({"invalid_arguments": arguments}) if arguments else "{}"
+
+
+def shortened(result: str, most: int | None) -> str:
+    """A tool's result as the model sees it: whole, or its first `most` characters and a mark."""
+    return result if most is None or len(result) <= most else f"{result[:most]}\n[truncated]"
 
 
 def cut(text: str, most: int | None) -> str:

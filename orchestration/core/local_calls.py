@@ -132,7 +132,7 @@ class LoopAnswers:
             message = f"this turn was handed over {self._max_handoffs} times, which is as often as it may be; go on with it yourself"
             return _failed("handoff_limit", {"error": "handoff_limit", "message": message})
         self._handed_to = agent
-        return CallResult(CallState.COMPLETED, f"transferred to {agent}", effect={"handoff": agent})
+        return CallResult(CallState.COMPLETED, f"Transferred to {agent}.", effect={"handoff": agent})
 
 
 def _failed(code: str, told: dict[str, Any], effect: dict[str, Any] | None = None) -> CallResult:

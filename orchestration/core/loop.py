@@ -25,6 +25,7 @@ from orchestration.core.ids import approval_id, call_id
 from orchestration.core.limits import Limits, Spent
 from orchestration.core.local_calls import ANSWER_ABORTED, SUBMIT, LoopAnswers, LoopTool, closest
 from orchestration.core.model import ModelReply, RequestedCall
+from orchestration.core.output import MAX_DETAIL_CHARS
 from orchestration.core.policy import Deny, PolicyFailed, Rule, ruled_gate
 from orchestration.core.round import CallTools, EndTurn, NextRound, PlannedCall, Standing, is_closing
 from orchestration.core.safe_json import clean, clean_text, dumps
@@ -111,7 +112,7 @@ def after_round(text: str, calls: Iterable[tuple[CallRecord, CallResult]]) -> Ne
         if result.code == ANSWER_ABORTED:
             attempts, details = effect.get("attempts", 0), effect.get("details", "")
             detail = f"invalid {record.name} answer after {attempts} attempt(s): {details}"
-            return EndTurn(StopReason.INVALID_OUTPUT, text, error=_invalid_output("invalid_answer", attempts, detail))
+            return EndTurn(StopReason.INVALID_OUTPUT, text, error=_invalid_output("invalid_answer", attempts, detail, details))
         handed_to = handed_to or effect.get("handoff", "")
     return NextRound(handed_to)
 
@@ -128,7 +129,9 @@ def _answered(reply: ModelReply, text: str, standing: Standing) -> EndTurn:
     output = standing.agent.output
     if output is not None:
         detail = f"the model answered in text instead of calling {output.tool}"
-        return EndTurn(StopReason.INVALID_OUTPUT, text or NO_RESPONSE, error=_invalid_output("text_answer", standing.invalid, detail))
+        text = text or NO_RESPONSE
+        error = _invalid_output("text_answer", standing.invalid, detail, text[:MAX_DETAIL_CHARS])
+        return EndTurn(StopReason.INVALID_OUTPUT, text, error=error)
     return EndTurn(StopReason.ANSWER, text) if text else EndTurn(StopReason.EMPTY, NO_RESPONSE)
 
 
@@ -141,8 +144,8 @@ def _round_limit(text: str, agent: Agent, limits: Limits, *, invalid: int) -> En
     return EndTurn(StopReason.INVALID_OUTPUT, text, error=_invalid_output("round_limit", invalid, detail))
 
 
-def _invalid_output(reason: str, attempts: int, detail: str) -> dict[str, Any]:
-    return {"code": "invalid_output", "detail": detail, "reason": reason, "attempts": attempts}
+def _invalid_output(reason: str, attempts: int, detail: str, details: str | None = None) -> dict[str, Any]:
+    return {"code": "invalid_output", "detail": detail, "reason": reason, "attempts": attempts, "details": details}
 
 
 def out_of_budget(text: str, why: str) -> EndTurn:

@@ -6,9 +6,9 @@ For unit tests of agents. What only real processes can show (crashes, slow peers
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import json
+import logging
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,7 +16,6 @@ from typing import Any
 
 import fakeredis
 from pydantic import ValidationError
-from pydantic_core import to_jsonable_python
 
 from orchestration.actions import cancel, decide, read, submit
 from orchestration.core.agent import Agent
@@ -26,7 +25,11 @@ from orchestration.core.keys import matches
 from orchestration.core.outbound import Delivery, Way
 from orchestration.core.principal import DEVELOPER, Principal
 from orchestration.core.tool import Discover, Outcome, Tool, ToolAnswer, ToolQuery, ToolSpec
+from orchestration.core.tool_error import ToolError
 from orchestration.core.webhook import Webhook
+from orchestration.mesh.hosting import answers
+from orchestration.mesh.wire import decode_reply
+from orchestration.models.loop_thread import loop_thread
 from orchestration.models.scripted import ScriptEnded
 from orchestration.outbound.deliver import deliver
 from orchestration.project import collect
@@ -38,6 +41,8 @@ from orchestration.steps.observe import observe
 from orchestration.steps.plan import plan
 from orchestration.steps.tool import tool as tool_step
 from orchestration.wiring import Ports, make_ports
+
+log = logging.getLogger("turnmill.testing")
 
 #: How often a run ends the pause of one step: what waits for longer waits for something that does not come by itself here.
 MAX_PAUSES = 50
@@ -69,7 +74,7 @@ class LocalQueue:
 
 
 class LocalMesh:
-    """The port `Mesh` over plain `@tool` functions."""
+    """The port `Mesh` over plain `@tool` functions. What comes back is what a tool host would answer, down to its bytes."""
 
     def __init__(self, tools: Sequence[Tool[Any, Any]] = ()) -> None:
         self.tools = {tool.spec.prefix: tool for tool in tools}
@@ -83,17 +88,16 @@ class LocalMesh:
         try:
             arguments = tool.validate(query.arguments)
         except ValidationError as error:
-            details = error.errors(include_input=False, include_url=False, include_context=False)
-            return ToolAnswer(
-                Outcome.FAILED, code="validation_error", message="the arguments do not fit", details=to_jsonable_python(details)
-            )
+            return _heard(answers.of_invalid(error, correlation_id=query.call_id))
         try:
             value = tool.function(**arguments)
             if inspect.isawaitable(value):
-                value = asyncio.run(_awaited(value))
-        except Exception:
-            return ToolAnswer(Outcome.FAILED, code="internal_error", message="Internal error")
-        return ToolAnswer(Outcome.COMPLETED, to_jsonable_python(value, fallback=repr))
+                value = loop_thread.submit(value).result()
+            return _heard(answers.of_result(value))
+        except Exception as error:
+            if not isinstance(error, ToolError):
+                log.exception("the tool %s raised; the model reads 'internal_error'", query.prefix)
+            return _heard(answers.of_exception(error, correlation_id=query.call_id))
 
     def discover(self, wishes: Sequence[Discover]) -> list[ToolSpec]:
         patterns = [pattern for wish in wishes for pattern in wish.patterns]
@@ -113,8 +117,8 @@ class LocalMesh:
         """Nobody dies here."""
 
 
-async def _awaited(value: Any) -> Any:
-    return await value
+def _heard(answer: answers.Answer) -> ToolAnswer:
+    return decode_reply(answer.payload, answer.encoding)
 
 
 def _fake_store(settings: Settings) -> Store:

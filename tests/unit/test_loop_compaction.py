@@ -132,6 +132,35 @@ def test_a_compactor_sees_results_as_short_as_the_model_did(turnmill: Turnmill) 
     assert stub.startswith("[elided: ") and int(stub.split()[1]) < 150
 
 
+def test_the_model_sees_a_mark_where_a_result_was_cut_and_a_stub_counts_it(turnmill: Turnmill) -> None:
+    def asks_for(chars: int, tokens: int) -> Step:
+        return Step(tool_calls=[("log-page", {"chars": chars})], usage=Usage(tokens, 1))
+
+    @tool("log/page")
+    def page(chars: int) -> str:
+        """Read a page."""
+        return "y" * chars
+
+    model = ScriptedModel([asks_for(8_000, 1), asks_for(8_001, 1), asks_for(9_000, 200), says("done")])
+    here = turnmill(Agent("a", model, tools=[page], compact_after=100, keep_recent_rounds=1))
+    here.ask("a", "read", conversation_id="c")
+    cut = "y" * 8_000 + "\n[truncated]"
+    assert results(model.requests[2]) == ["y" * 8_000, cut]
+    stubs = [f"[elided: {size} chars of log-page result]" for size in (8_000, 8_012)]
+    assert results(model.requests[3]) == [*stubs, cut]
+    kept = [entry["data"]["content"] for entry in read.history(here.ports, "dev", "c")[1:] if entry["data"]["kind"] == "tool_result"]
+    assert [len(content) for content in kept] == [8_000, 8_001, 9_000]
+
+
+@pytest.mark.parametrize(
+    ("most", "seen"), [(0, "\n[truncated]"), (6, "line 1\n[truncated]"), (None, "line 1 " * 40), (280, "line 1 " * 40)]
+)
+def test_the_bound_of_a_result_may_be_anything(turnmill: Turnmill, most: int | None, seen: str) -> None:
+    model = ScriptedModel([asks(1, 1), says("done")])
+    turnmill(Agent("a", model, tools=[query], limits=Limits(max_tool_result_chars=most))).ask("a", "dig")
+    assert results(model.requests[1]) == [seen]
+
+
 # Compactors of users
 
 

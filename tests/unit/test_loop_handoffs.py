@@ -41,7 +41,7 @@ def test_another_agent_goes_on_with_the_same_history(turnmill: Turnmill) -> None
     assert turn["answer"] == "I refund it." and turn["rounds"] == 2
     [shown] = second.requests
     assert [message["role"] for message in shown.messages] == ["system", "user", "assistant", "tool"]
-    assert shown.messages[0]["content"] == "Bill." and shown.messages[3]["content"] == "transferred to billing"
+    assert shown.messages[0]["content"] == "Bill." and shown.messages[3]["content"] == "Transferred to billing."
     assert shown.tool_names == ["transfer_to_router", "billing-refund"]
     assert first.requests[0].tool_names == ["transfer_to_billing"]
     assert "refunds" in first.requests[0].tools[0]["function"]["description"]
@@ -93,7 +93,7 @@ def test_calls_beside_a_handoff_run_first(turnmill: Turnmill) -> None:
     turn = here.ask("router", "hi", conversation_id="c")
     assert turn["answer"] == "done" and len(here.mesh.asked) == 1
     assert_paired(after.requests[0].messages)
-    assert [message["content"] for message in after.requests[0].messages[-2:]] == ["refunded o-1", "transferred to a"]
+    assert [message["content"] for message in after.requests[0].messages[-2:]] == ["refunded o-1", "Transferred to a."]
 
 
 def test_the_new_agents_gates_apply_at_once(turnmill: Turnmill) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from orchestration import Agent, tool
+from orchestration import Agent, ToolError, tool
 from orchestration.core.errors import ModelError
 from orchestration.models import ScriptedModel, ScriptEnded, Step
 from orchestration.testing.frames import assert_kinds, assert_paired, assert_whole, kinds, only, picture, text_of
@@ -44,6 +46,43 @@ def test_pauses_before_another_attempt_pass_at_once(turnmill: Turnmill) -> None:
     here = turnmill(Agent("support", model))
     assert here.ask("support", "hi", conversation_id="c")["answer"] == "whole"
     assert text_of(here.frames("c")) == "whole"
+
+
+def test_tools_answer_as_a_tool_host_would(turnmill: Turnmill, caplog: pytest.LogCaptureFixture) -> None:
+    @tool("shop/refuse")
+    def refuse() -> None:
+        """Refuse."""
+        raise ToolError("sold_out", "there are none left")
+
+    @tool("shop/break")
+    def break_down() -> None:
+        """Break."""
+        raise ValueError("my secret")
+
+    @tool("shop/picture")
+    async def draw() -> bytes:
+        """Draw."""
+        return b"\x89PNG"
+
+    @tool("shop/error_like")
+    def error_like() -> dict[str, str]:
+        """An object that looks like an error."""
+        return {"error": "none", "code": "x", "message": "fine"}
+
+    names = ["shop-refuse", "shop-break", "shop-picture", "shop-error_like"]
+    model = ScriptedModel([[(name, {}) for name in names], "done"])
+    here = turnmill(Agent("support", model, tools=[refuse, break_down, draw, error_like]))
+
+    async def inside_a_loop() -> None:
+        here.ask("support", "go")
+
+    asyncio.run(inside_a_loop())
+    told = [json.loads(message["content"]) for message in model.requests[1].messages[-4:]]
+    assert told[0] == {"error": "sold_out", "message": "there are none left"}
+    assert told[1] == {"error": "internal_error", "message": "Internal error"}
+    assert told[2] == {"type": "application/octet-stream", "bytes": 4, "note": "binary content, not shown"}
+    assert told[3] == {"error": "none", "code": "x", "message": "fine"}
+    assert "ValueError: my secret" in caplog.text, "the test's own log says what happened"
 
 
 def frame(kind: str, **more: Any) -> dict[str, Any]:
