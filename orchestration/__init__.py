@@ -10,6 +10,7 @@ from orchestration.core.limits import Budget, Limits
 from orchestration.core.model import Delta, Message, Model, ModelReply, RequestedCall, Usage
 from orchestration.core.output import AgentOutput
 from orchestration.core.policy import Allow, Ask, Deny, PolicyCall
+from orchestration.core.principal import Principal
 from orchestration.core.tool import Discover, MeshTool, Tool, discover, tool, tools_from_discovery
 from orchestration.core.tool_error import ToolError
 from orchestration.core.webhook import (
@@ -54,6 +55,7 @@ __all__ = [
     "ModelReply",
     "OpenAIChatModel",
     "PolicyCall",
+    "Principal",
     "RequestedCall",
     "SlackWebhooks",
     "StandardWebhooks",

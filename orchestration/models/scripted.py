@@ -10,7 +10,7 @@ import json
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from orchestration.core.errors import Misconfigured, ModelError
@@ -29,6 +29,10 @@ class ScriptEnded(AssertionError):
     shows_no_content = True
 
 
+#: The tokens of a step that names none: those of a small answer, so that what counts tokens has some to count.
+SMALL = Usage(7, 3)
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """One answer of a script.
@@ -42,6 +46,7 @@ class Step:
         chunks: the pieces in which the text is shown, or how many; together they are the text where `text` is empty.
         delay_s: seconds before anything is shown.
         release: nothing is shown before it is set, so that a test can hold an answer back.
+        usage: the tokens that it counts, 7 in and 3 out unless given.
         finish_reason: `tool_calls` or `stop` by what there is, unless given.
     """
 
@@ -52,7 +57,7 @@ class Step:
     chunks: Sequence[str] | int = 1
     delay_s: float = 0.0
     release: threading.Event | None = None
-    usage: Usage = field(default_factory=Usage)
+    usage: Usage = SMALL
     finish_reason: str = ""
 
 
@@ -171,6 +176,11 @@ class ScriptedModel(_Played):
         self._steps = tuple(as_step(step) for step in steps)
         self._repeat_last = repeat_last
         self._by_messages = by_messages
+
+    @property
+    def remaining(self) -> int:
+        """How many steps were not played yet."""
+        return max(0, len(self._steps) - self.asked)
 
     def complete(
         self, messages: Sequence[Message], *, tools: Sequence[ToolDefinition] | None = None, sink: Sink | None = None

@@ -18,12 +18,13 @@ import fakeredis
 from pydantic import ValidationError
 
 from orchestration.actions import cancel, decide, read, submit
+from orchestration.actions.expire import expire, remind
 from orchestration.core.agent import Agent
 from orchestration.core.frames import numbered
 from orchestration.core.ids import StepId, StepKind
 from orchestration.core.keys import matches
 from orchestration.core.outbound import Delivery, Way
-from orchestration.core.principal import DEVELOPER, Principal
+from orchestration.core.principal import ALL_SCOPES, DEVELOPER, Principal, Scope
 from orchestration.core.tool import Discover, Outcome, Tool, ToolAnswer, ToolQuery, ToolSpec
 from orchestration.core.tool_error import ToolError
 from orchestration.core.webhook import Webhook
@@ -35,7 +36,7 @@ from orchestration.outbound.deliver import deliver
 from orchestration.project import collect
 from orchestration.queue.names import QUEUES
 from orchestration.settings import Settings
-from orchestration.state.store import Store, conversation_key
+from orchestration.state.store import Store, approval_key, conversation_key
 from orchestration.steps.decide import decide as decide_step
 from orchestration.steps.observe import observe
 from orchestration.steps.plan import plan
@@ -119,6 +120,29 @@ class LocalMesh:
 
 def _heard(answer: answers.Answer) -> ToolAnswer:
     return decode_reply(answer.payload, answer.encoding)
+
+
+def _deadline(ports: Ports, tenant: str, turn_id: str) -> None:
+    cancel.end_now(
+        ports,
+        tenant,
+        turn_id,
+        StopReason.DEADLINE,
+        code="deadline",
+        detail="the turn's time was up",
+        due=f"deadline:{tenant}/{turn_id}",
+    )
+
+
+#: What comes of it when the time of an entry of this kind is up.
+_TIMES: dict[str, Callable[[Ports, str, str], object]] = {"expire": expire, "remind": remind, "deadline": _deadline}
+
+
+def _parts(entry: str) -> tuple[str, str, str]:
+    """(kind, tenant, id) of an entry of what is due."""
+    kind, _, name = entry.partition(":")
+    tenant, _, id_ = name.partition("/")
+    return kind, tenant, id_
 
 
 def _fake_store(settings: Settings) -> Store:
@@ -233,6 +257,31 @@ class LocalTurnmill:
     def decide(self, approval_id: str, approved: bool, *, by: Principal | None = None, **more: Any) -> dict[str, Any]:
         """Decide an approval; its call runs at the next `run()`."""
         return decide.decide(self.ports, by or self.principal, approval_id, approved, **more)
+
+    def person(self, sub: str, *roles: str) -> Principal:
+        """Somebody with these roles, who may submit, read and decide: to be named as `principal` or `by`."""
+        return Principal(sub, self.principal.tenant, roles, tuple(scope for scope in ALL_SCOPES if scope != Scope.ADMIN))
+
+    def pass_time(self, seconds: float) -> None:
+        """Let time pass for what waits, and run what comes of it: approvals expire or are reminded of, turns reach their deadline."""
+        client, moved = self.ports.store.client, round(seconds * 1000)
+        entries = [entry for entry in map(str, client.zrange("tm:due", 0, -1)) if entry.partition(":")[0] in _TIMES]
+        for entry in entries:
+            client.zincrby("tm:due", -moved, entry)
+            kind, tenant, id_ = _parts(entry)
+            if kind == "expire":
+                client.hincrby(approval_key(tenant, id_), "expires_at", -moved)
+        for entry in entries:
+            at = client.zscore("tm:due", entry)
+            if at is not None and float(str(at)) <= self.ports.approvals.now_ms():
+                kind, tenant, id_ = _parts(entry)
+                _TIMES[kind](self.ports, tenant, id_)
+                client.zrem("tm:due", entry)
+        self.run()
+
+    def history(self, conversation_id: str) -> list[dict[str, Any]]:
+        """What was said and done in a conversation, oldest first, in the API's shape."""
+        return read.history(self.ports, self.principal.tenant, conversation_id)
 
     def cancel(self, turn_id: str) -> dict[str, Any]:
         """Cancel a turn."""

@@ -244,7 +244,7 @@ def test_what_a_cancelled_agent_used_counts_too(turnmill: Turnmill) -> None:
     turn = here.ask("boss", "go")
     cancel_call(here.ports, here.principal, turn["turn_id"], turn["calls"][0]["call_id"])
     here.run()
-    assert here.turn(turn["turn_id"])["usage"]["input_tokens"] == 50
+    assert here.turn(turn["turn_id"])["usage"]["input_tokens"] == 57
 
 
 def test_an_agent_that_is_cancelled_alone_is_an_error_for_its_caller(turnmill: Turnmill) -> None:

@@ -21,7 +21,9 @@ def test_steps_are_played_in_order() -> None:
         [[("geo", {"q": "x"})], ("geo", "{broken"), Step("done", thinking="hm", usage=Usage(3, 1)), RequestedCall("geo", "")]
     )
     replies = [model.complete([USER]) for _ in range(4)]
-    assert replies[0] == ModelReply("", (RequestedCall("geo", '{"q": "x"}'),), finish_reason="tool_calls", model="scripted")
+    assert replies[0] == ModelReply(
+        "", (RequestedCall("geo", '{"q": "x"}'),), finish_reason="tool_calls", usage=Usage(7, 3), model="scripted"
+    )
     assert replies[1].tool_calls == (RequestedCall("geo", "{broken"),)
     assert replies[2] == ModelReply("done", thinking="hm", usage=Usage(3, 1), model="scripted")
     assert replies[3].tool_calls[0].arguments == ""
@@ -29,7 +31,9 @@ def test_steps_are_played_in_order() -> None:
 
 def test_a_script_that_runs_out_says_which_and_how_long_it_was() -> None:
     model = ScriptedModel(["a"], model="greeter")
+    assert model.remaining == 1
     model.complete([USER])
+    assert model.remaining == 0
     with pytest.raises(AssertionError, match=r"ScriptedModel\('greeter'\): asked for step 2, but its script has 1"):
         model.complete([USER])
     with pytest.raises(ModelError, match="asked for step 3, but its script has 1"):

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from orchestration import Agent, ToolError, tool
-from orchestration.core.errors import ModelError
+from orchestration import Agent, Gate, Limits, ToolError, tool
+from orchestration.core.errors import Forbidden, ModelError
 from orchestration.models import ScriptedModel, ScriptEnded, Step
 from orchestration.testing.frames import assert_kinds, assert_paired, assert_whole, kinds, only, picture, text_of
 from orchestration.testing.local import LocalTurnmill
@@ -83,6 +83,46 @@ def test_tools_answer_as_a_tool_host_would(turnmill: Turnmill, caplog: pytest.Lo
     assert told[2] == {"type": "application/octet-stream", "bytes": 4, "note": "binary content, not shown"}
     assert told[3] == {"error": "none", "code": "x", "message": "fine"}
     assert "ValueError: my secret" in caplog.text, "the test's own log says what happened"
+
+
+def test_time_can_be_let_pass(turnmill: Turnmill) -> None:
+    def here(gate: Gate, **more: Any) -> tuple[LocalTurnmill, str]:
+        made = turnmill(
+            Agent("a", ScriptedModel([("math-add", {"a": 1, "b": 2}), "done"]), tools=[add], approvals={"math/add": gate}, **more)
+        )
+        return made, made.ask("a", "go", conversation_id="c")["turn_id"]
+
+    refusing, turn = here(Gate(timeout_s=6000, remind_before_s=3000))
+    refusing.pass_time(2000)
+    assert kinds(refusing.frames("c")).count("approval_request") == 1
+    refusing.pass_time(2000)
+    assert kinds(refusing.frames("c")).count("approval_request") == 2, "a reminder"
+    assert refusing.turn(turn)["state"] == "waiting"
+    refusing.pass_time(2000)
+    assert refusing.turn(turn)["answer"] == "done" and refusing.turn(turn)["calls"][0]["state"] == "expired"
+
+    ending, turn = here(Gate(timeout_s=60, on_expiry="end_turn"))
+    ending.pass_time(60)
+    assert ending.turn(turn)["stop_reason"] == "approval_expired"
+
+    late, turn = here(Gate(timeout_s=6000, deadline_runs=True), limits=Limits(deadline_s=3000))
+    late.pass_time(2000)
+    assert late.turn(turn)["state"] == "waiting"
+    late.pass_time(1000)
+    assert late.turn(turn)["stop_reason"] == "deadline" and late.approvals() == []
+
+
+def test_others_than_the_developer_can_ask_and_decide(turnmill: Turnmill) -> None:
+    model = ScriptedModel([("math-add", {"a": 1, "b": 2}), "3"])
+    here = turnmill(Agent("a", model, tools=[add], approvals={"math/add": Gate(roles=["ops"], four_eyes=True)}))
+    here.ask("a", "go", conversation_id="c", principal=here.person("ann", "ops"))
+    [approval] = here.approvals()
+    for other in (here.person("bob"), here.person("ann", "ops")):
+        with pytest.raises(Forbidden):
+            here.decide(approval["approval_id"], True, by=other)
+    here.decide(approval["approval_id"], True, by=here.person("bea", "ops"))
+    here.run()
+    assert here.history("c")[-1]["data"]["content"] == "3" and model.remaining == 0
 
 
 def frame(kind: str, **more: Any) -> dict[str, Any]:
