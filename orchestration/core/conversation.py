@@ -8,6 +8,7 @@ may hold.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -103,7 +104,7 @@ def messages(entries: Sequence[Entry], *, system: str = "", max_result_chars: in
             ]
             sent.append(_spoken(data, data["content"] or None) | {"tool_calls": calls})
             for call in data["calls"]:
-                content = shortened(results.get(call["id"], NO_RESULT), max_result_chars)
+                content = cut(results.get(call["id"], NO_RESULT), max_result_chars)
                 sent.append({"role": "tool", "tool_call_id": call["id"], "name": call["name"], "content": content})
     return sent
 
@@ -128,13 +129,14 @@ def _object_text(arguments: str) -> str:
     return dumps({"invalid_arguments": arguments}) if arguments else "{}"
 
 
-def shortened(result: str, most: int | None) -> str:
-    """A tool's result as the model sees it: whole, or its first `most` characters and a mark."""
-    return result if most is None or len(result) <= most else f"{result[:most]}\n[truncated]"
+#: The note below a text that was cut, at its end.
+_CUT = re.compile(r"\n\[truncated: (\d+) of (\d+) characters are not shown\]\Z")
 
 
 def cut(text: str, most: int | None) -> str:
-    """`text`, or its first `most` characters and a note of how many are missing."""
+    """`text`, or its first `most` characters and a note of how many are missing; of a text that was cut before, of the whole one."""
     if most is None or len(text) <= most:
         return text
-    return f"{text[:most]}\n[truncated: {len(text) - most} of {len(text)} characters are not shown]"
+    before = _CUT.search(text, max(0, len(text) - 100))
+    whole = int(before[2]) if before else len(text)
+    return f"{text[:most]}\n[truncated: {whole - most} of {whole} characters are not shown]"

@@ -144,16 +144,36 @@ def test_the_model_sees_a_mark_where_a_result_was_cut_and_a_stub_counts_it(turnm
     model = ScriptedModel([asks_for(8_000, 1), asks_for(8_001, 1), asks_for(9_000, 200), says("done")])
     here = turnmill(Agent("a", model, tools=[page], compact_after=100, keep_recent_rounds=1))
     here.ask("a", "read", conversation_id="c")
-    cut = "y" * 8_000 + "\n[truncated]"
+    cut = "y" * 8_000 + "\n[truncated: 1 of 8001 characters are not shown]"
     assert results(model.requests[2]) == ["y" * 8_000, cut]
-    stubs = [f"[elided: {size} chars of log-page result]" for size in (8_000, 8_012)]
-    assert results(model.requests[3]) == [*stubs, cut]
+    stubs = [f"[elided: {size} chars of log-page result]" for size in (8_000, len(cut))]
+    assert results(model.requests[3])[:2] == stubs
     kept = [entry["data"]["content"] for entry in read.history(here.ports, "dev", "c")[1:] if entry["data"]["kind"] == "tool_result"]
     assert [len(content) for content in kept] == [8_000, 8_001, 9_000]
 
 
+def test_what_is_missing_is_told_of_the_whole_result(turnmill: Turnmill) -> None:
+    @tool("log/dump")
+    def dump() -> str:
+        """Dump."""
+        return "z" * 5_000_000
+
+    model = ScriptedModel([[("log-dump", {})], says("done")])
+    here = turnmill(Agent("a", model, tools=[dump]))
+    assert here.ask("a", "dig", conversation_id="c")["answer"] == "done"
+    [seen] = results(model.requests[1])
+    assert len(seen) < 8_100 and seen.endswith("[truncated: 4992000 of 5000000 characters are not shown]")
+    assert max(len(json.dumps(frame)) for frame in here.frames("c")) < 70_000
+
+
 @pytest.mark.parametrize(
-    ("most", "seen"), [(0, "\n[truncated]"), (6, "line 1\n[truncated]"), (None, "line 1 " * 40), (280, "line 1 " * 40)]
+    ("most", "seen"),
+    [
+        (0, "\n[truncated: 280 of 280 characters are not shown]"),
+        (6, "line 1\n[truncated: 274 of 280 characters are not shown]"),
+        (None, "line 1 " * 40),
+        (280, "line 1 " * 40),
+    ],
 )
 def test_the_bound_of_a_result_may_be_anything(turnmill: Turnmill, most: int | None, seen: str) -> None:
     model = ScriptedModel([asks(1, 1), says("done")])
