@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import re
-import sys
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, cast
 
@@ -16,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import to_jsonable_python
 
 from orchestration.core.errors import Misconfigured
+from orchestration.core.json_schema import inlined, is_struct
 from orchestration.core.safe_json import clean, clean_text, dumps
 
 T = TypeVar("T")
@@ -59,8 +59,8 @@ class AgentOutput(Generic[T]):
         self.tool = tool
         self.max_repairs = max_repairs
         try:
-            self._validator = _Struct(cls) if _is_struct(cls) else _Pydantic(cls)
-            self.schema = _inlined(self._validator.schema())
+            self._validator = _Struct(cls) if is_struct(cls) else _Pydantic(cls)
+            self.schema = inlined(self._validator.schema())
         except Exception as error:
             raise Misconfigured(f"AgentOutput({cls!r}): no JSON schema can be made of it: {type(error).__name__}: {error}") from error
         if self.schema.get("type") != "object":
@@ -116,26 +116,3 @@ class _Struct:
         except self._msgspec.ValidationError as error:
             return NotValid(clean_text(str(error))[:MAX_DETAIL_CHARS])
         return Valid(clean(self._msgspec.to_builtins(made, str_keys=True)))
-
-
-def _is_struct(cls: Any) -> bool:
-    """Whether `cls` is a `msgspec.Struct`; whoever has one has imported that library."""
-    msgspec = sys.modules.get("msgspec")
-    return msgspec is not None and isinstance(cls, type) and issubclass(cls, msgspec.Struct)
-
-
-def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
-    """`schema` with an object at its top, as providers want parameters: a reference there is resolved, the class's name dropped."""
-    schema = dict(schema)
-    reference = schema.pop("$ref", None)
-    if isinstance(reference, str):
-        name = reference.rpartition("/")[2]
-        schema = {**schema.get("$defs", {}).get(name, {}), **schema}
-        definitions = {key: value for key, value in schema.get("$defs", {}).items() if key != name}
-        if f'"{reference}"' in dumps(clean([definitions, {key: value for key, value in schema.items() if key != "$defs"}])):
-            definitions = schema["$defs"]  # it mentions itself somewhere inside
-        schema["$defs"] = definitions
-        if not definitions:
-            del schema["$defs"]
-    schema.pop("title", None)
-    return schema

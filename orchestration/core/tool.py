@@ -14,10 +14,9 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Generic, ParamSpec, TypeVar
 
-from pydantic import ConfigDict, TypeAdapter, create_model
-
 from orchestration.core.errors import CatalogueError, Invalid, Misconfigured
 from orchestration.core.keys import is_expression, matches
+from orchestration.core.tool_schema import schema_of
 
 #: The longest tool name that providers take (their pattern is `^[A-Za-z0-9_-]{1,64}$`).
 MAX_NAME_CHARS = 64
@@ -173,8 +172,8 @@ def tool(
 ) -> Callable[[Callable[P, R]], Tool[P, R]]:
     """Declare the decorated function, sync or async, as the tool at `prefix`.
 
-    The signature becomes the schema, the docstring the description, and arguments are validated by pydantic before the
-    function runs.
+    The signature becomes the schema, the docstring the description, and arguments are validated before the function runs: by
+    msgspec where its annotations are of msgspec, else by pydantic.
 
     Args:
         approval: True, or the reason why a human must agree before each call.
@@ -188,7 +187,7 @@ def tool(
         raise Misconfigured(f"@tool({prefix!r}): a tool's key is a plain Zenoh key such as 'billing/refund'")
 
     def declare(function: Callable[P, R]) -> Tool[P, R]:
-        schema, validate = _schema_of(function, prefix)
+        schema, validate = schema_of(function, prefix)
         text = description if description is not None else inspect.getdoc(function) or ""
         spec = ToolSpec(
             prefix=prefix,
@@ -202,36 +201,6 @@ def tool(
         return Tool(function, spec, validate)
 
     return declare
-
-
-def _schema_of(function: Callable[..., Any], prefix: str) -> tuple[dict[str, Any], Callable[[dict[str, Any]], dict[str, Any]]]:
-    fields: dict[str, Any] = {}
-    try:
-        signature = inspect.signature(function, eval_str=True)
-    except NameError as error:
-        raise Misconfigured(f"@tool({prefix!r}): {error}") from error
-    for parameter in signature.parameters.values():
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.POSITIONAL_ONLY):
-            raise Misconfigured(f"@tool({prefix!r}): parameter {parameter.name!r} must be a plain named one")
-        annotation = Any if parameter.annotation is parameter.empty else parameter.annotation
-        default = ... if parameter.default is parameter.empty else parameter.default
-        fields[parameter.name] = (annotation, default)
-    try:
-        model = create_model(
-            f"{getattr(function, '__name__', 'tool')}_arguments", __config__=ConfigDict(arbitrary_types_allowed=False), **fields
-        )
-        schema = TypeAdapter(model).json_schema()
-    except Exception as error:
-        raise Misconfigured(f"@tool({prefix!r}): the signature of {function!r} has no JSON schema: {error}") from error
-    schema.pop("title", None)
-    schema.setdefault("properties", {})
-
-    def validate(arguments: dict[str, Any]) -> dict[str, Any]:
-        """`arguments` converted to the function's types; raises pydantic's ValidationError."""
-        checked = model.model_validate(arguments)
-        return {name: getattr(checked, name) for name in fields}
-
-    return schema, validate
 
 
 def is_plain_key(prefix: str) -> bool:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import base64
+import importlib
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
+from orchestration.core.json_schema import is_struct
 from orchestration.core.tool_error import ToolError
 from orchestration.mesh import strict_json, wire
 
@@ -89,7 +91,9 @@ def _jsonable(value: Any) -> Any:
     return _described(value)
 
 
-def _described(value: Any) -> str:
+def _described(value: Any) -> Any:
+    if is_struct(type(value)):
+        return importlib.import_module("msgspec").to_builtins(value, str_keys=True)
     try:
         text = str(value)
     except Exception:
