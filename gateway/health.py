@@ -11,9 +11,9 @@ from starlette.concurrency import run_in_threadpool
 from gateway.bodies import json_answer
 from gateway.parts import GatewayParts
 from gateway.shapes import Health
+from orchestration.core.errors import MeshUnavailable
 from orchestration.core.ids import StepKind
 from orchestration.mesh.adapter import ZenohMesh
-from orchestration.mesh.session import MeshUnavailable
 from orchestration.state.checks import check_store
 from orchestration.wiring import Ports
 

@@ -207,6 +207,12 @@ class StepLost(TurnmillError):
     code = "step_lost"
 
 
+class MeshUnavailable(TurnmillError):
+    """There is no connection to the mesh, or it does not answer. Nothing was asked and nothing ran."""
+
+    code = "mesh_unavailable"
+
+
 class Fenced(TurnmillError):
     """The step was passed on to somebody else, or its turn has ended: stop, and change nothing."""
 

@@ -18,8 +18,12 @@ class Mesh(Protocol):
         the tool or the mesh did; the outcome says it."""
         ...
 
-    def discover(self, wishes: Sequence[Discover]) -> list[ToolSpec]:
-        """The `handle` entries of all manifests that match one of `wishes`, in a stable order; an answer may be some seconds old."""
+    def discover(self, wishes: Sequence[Discover], *, sure: bool = False) -> list[ToolSpec]:
+        """The `handle` entries of all manifests that match one of `wishes`, in a stable order; an answer may be some seconds old.
+
+        Raises:
+            MeshUnavailable: `sure` was wanted, and what the mesh has is not known yet; not for ever.
+        """
         ...
 
     def serve(self, tools: Sequence[Tool[..., Any]]) -> object:

@@ -36,9 +36,10 @@ class ZenohMesh:
         """Ask one tool once; see `ToolCaller.ask` for the codes."""
         return self._caller.ask(query)
 
-    def discover(self, wishes: Sequence[Discover]) -> list[ToolSpec]:
-        """The tools of the mesh that match one of `wishes`, by prefix; known for `settings.discovery_s` seconds."""
-        return self._discovery.discover(wishes)
+    def discover(self, wishes: Sequence[Discover], *, sure: bool = False) -> list[ToolSpec]:
+        """The tools of the mesh that match one of `wishes`, by prefix; known for `settings.discovery_s` seconds. With `sure`, raises
+        MeshUnavailable for at most half a minute in a process that has not heard the mesh yet."""
+        return self._discovery.discover(wishes, sure=sure)
 
     def serve(self, tools: Sequence[Tool[..., Any]], *, service: str = "") -> ToolHost:
         """Serve `tools` from this process until `close`, as `<settings.service>-worker` unless named otherwise.

@@ -11,10 +11,10 @@ from typing import Any
 
 import zenoh
 
-from orchestration.core.errors import Misconfigured
+from orchestration.core.errors import MeshUnavailable, Misconfigured
 from orchestration.core.tool import Outcome, ToolAnswer, ToolQuery
 from orchestration.mesh import strict_json, wire
-from orchestration.mesh.session import MeshSession, MeshUnavailable
+from orchestration.mesh.session import MeshSession, barrier
 from orchestration.mesh.tokens import Asker, sign
 from orchestration.settings import Settings
 
@@ -28,9 +28,6 @@ LATELY_S = 10.0
 
 #: For how long a call of such a key is asked again, and the pause before each time, in seconds.
 COMES_BACK_S, LOOK_AGAIN_S = 3.0, 0.1
-
-#: A key that nobody serves: a query of it returns when all that was asked of the hub before has been answered.
-_BARRIER = ".turnmill/barrier"
 
 
 class ToolCaller:
@@ -214,8 +211,7 @@ class _Owners:
                 self._watched.move_to_end(key)
                 return known
         owner = _Owner(session, key)
-        for _ in session.get(_BARRIER, consolidation=zenoh.ConsolidationMode.NONE, timeout=1.0):
-            pass
+        barrier(session)
         with self._lock:
             if self._session is session:
                 known = self._watched.setdefault(key, owner)

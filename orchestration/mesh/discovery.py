@@ -13,11 +13,11 @@ from dataclasses import dataclass, field, replace
 
 import zenoh
 
-from orchestration.core.errors import Misconfigured
+from orchestration.core.errors import MeshUnavailable, Misconfigured
 from orchestration.core.keys import matches
 from orchestration.core.tool import Discover, ToolSpec
 from orchestration.mesh.manifest import CAPABILITIES, Manifest, decode_manifest
-from orchestration.mesh.session import MeshSession, MeshUnavailable
+from orchestration.mesh.session import MeshSession, barrier
 from orchestration.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -33,6 +33,9 @@ _MAX_CHOSEN = 256
 
 #: For how long a service counts as there after it was last heard, in seconds: its host, or the hub, may be restarting.
 KEEP_S = 10.0
+
+#: For how long a process that never heard the mesh properly may say so instead of answering, in seconds.
+DOUBT_S = 30.0
 
 #: Pause before the mesh is asked again while hosts may be on their way back to it, in seconds.
 LOOK_AGAIN_S = 0.1
@@ -86,18 +89,28 @@ class Discovery:
         self._lock = threading.Lock()
         self._refreshing = threading.Lock()
         self._known = _Known()
+        self._sure = False
+        self._doubted_at = 0.0
         self._complaints: set[tuple[str, str, str]] = set()
 
-    def discover(self, wishes: Sequence[Discover]) -> list[ToolSpec]:
-        """The tools that match one of `wishes`, by prefix. While the mesh is away, those that were known last; while hosts may
-        be on their way back to it, a wish that nothing fulfils is worth a wait."""
+    def discover(self, wishes: Sequence[Discover], *, sure: bool = False) -> list[ToolSpec]:
+        """The tools that match one of `wishes`, by prefix. While the mesh is away, those that were known last.
+
+        Raises:
+            MeshUnavailable: `sure` was wanted, and this process has not heard all that is there yet; not for longer than `DOUBT_S`.
+        """
         if not wishes:
             return []
-        while True:
-            found = self._current().find(wishes)
-            if not self._session.settling or all(any(_wished(spec, wish) for spec in found) for wish in wishes):
-                return found
-            time.sleep(LOOK_AGAIN_S)
+        known = self._current()
+        if sure and self._in_doubt():
+            raise MeshUnavailable("which tools the mesh has is not known yet")
+        return known.find(wishes)
+
+    def _in_doubt(self) -> bool:
+        if self._sure:
+            return False
+        self._doubted_at = self._doubted_at or time.monotonic()
+        return time.monotonic() - self._doubted_at < DOUBT_S
 
     def heard_lately(self, prefix: str) -> bool:
         """Whether a service said within the last `KEEP_S` seconds that it serves `prefix`."""
@@ -117,7 +130,7 @@ class Discovery:
 
     def _current(self) -> _Known:
         known = self._known
-        fresh_s = min(self._kept_s, LOOK_AGAIN_S) if self._session.settling else self._kept_s
+        fresh_s = min(self._kept_s, LOOK_AGAIN_S) if self._session.settling or self._in_doubt() else self._kept_s
         if time.monotonic() - known.at <= fresh_s:
             return known
         # Who comes while another refreshes takes what is a little stale; what is long stale, or nothing, is worth the wait.
@@ -148,7 +161,10 @@ class Discovery:
                 for prefix, why in manifest.skipped:
                     self._complain(manifest.service, prefix, why)
                 heard.setdefault(manifest.service, []).append(manifest)
-            complete = complete and self._session.connected and not self._session.settling
+            settled = self._session.connected and not self._session.settling
+            # one that hangs does not make the others unknown, while a hub that hangs does
+            self._sure = self._sure or (settled and (complete or barrier(session)))
+            complete = complete and settled
         except (MeshUnavailable, Misconfigured, zenoh.ZError) as error:
             self._complain("", "", f"the mesh cannot be asked ({type(error).__name__})")
             complete = False

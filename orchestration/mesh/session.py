@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import zenoh
 
-from orchestration.core.errors import Misconfigured, TurnmillError
+from orchestration.core.errors import MeshUnavailable, Misconfigured
 from orchestration.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -29,14 +29,11 @@ RETRY = {"period_init_ms": 100, "period_max_ms": 1000, "period_increase_factor":
 #: How long opening waits before it is tried again after a failure that is no absent hub (a certificate, say), in seconds.
 REOPEN_S = 2.0
 
+#: A first connection that took longer than this, in seconds, was waited for: the hub has only just started.
+AT_ONCE_S = 0.25
+
 #: For how long after a hub was reached others may still be on their way back to it, in seconds: they try once a second.
 SETTLE_S = 2.5
-
-
-class MeshUnavailable(TurnmillError):
-    """There is no connection to the mesh. Nothing was asked and nothing ran."""
-
-    code = "mesh_unavailable"
 
 
 class Undeclarable(Protocol):
@@ -149,8 +146,8 @@ class MeshSession:
 
     @property
     def settling(self) -> bool:
-        """Whether the hub was reached a moment ago, as far as this has been asked since. It may have started then as well, and
-        others be on their way to it."""
+        """Whether the hub came back, or came up at last, a moment ago: others may still be on their way to it. Of a return that
+        nobody asked about it is true for a moment after the next question."""
         links = self._links
         try:
             while links is not None and (event := links.try_recv()) is not None:
@@ -222,7 +219,7 @@ class MeshSession:
 
     def _open_client(self, config: zenoh.Config) -> None:
         """Zenoh itself waits for ever for an absent hub; what it refuses at once is tried again after a pause."""
-        complained = False
+        complained, began = False, time.monotonic()
         while not self._closed:
             try:
                 session = zenoh.open(config)
@@ -232,6 +229,8 @@ class MeshSession:
                     complained = True
                 time.sleep(REOPEN_S)
                 continue
+            if time.monotonic() - began > AT_ONCE_S:
+                self._linked_at = time.monotonic()
             self._opened(session)
             return
 
@@ -242,9 +241,8 @@ class MeshSession:
                 session.close()  # type: ignore[no-untyped-call]
                 return
             self._session = session
-            self._linked_at = time.monotonic()
             # Read when somebody wants to know: a callback of Zenoh's into an interpreter that ends would abort the process.
-            self._links = session.info.declare_transport_events_listener(zenoh.handlers.RingChannel(8), history=True)
+            self._links = session.info.declare_transport_events_listener(zenoh.handlers.RingChannel(8))
             waiting = list(self._declarations)
         _OPEN.add(self)
         for declaration in waiting:
@@ -282,6 +280,14 @@ class MeshSession:
             raise Misconfigured(f"the mesh endpoints cannot be used: {_first_line(error)}") from None
         return config, str(mode)
 
+
+def barrier(session: zenoh.Session) -> bool:
+    """Wait, for a second at most, until all that was asked of the hub before has been answered; whether it answers at all."""
+    return all(reply.ok is not None for reply in session.get(_BARRIER, consolidation=zenoh.ConsolidationMode.NONE, timeout=1.0))
+
+
+#: A key that nobody serves: the hub itself says so.
+_BARRIER = ".turnmill/barrier"
 
 #: The process that uses Zenoh's threads, 0 for none yet.
 _opened_in = 0

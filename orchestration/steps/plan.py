@@ -12,7 +12,7 @@ from orchestration.core.agent_tool import depth_of
 from orchestration.core.call import CallState
 from orchestration.core.catalogue import Catalogue
 from orchestration.core.conversation import Entry, cut, message_entry
-from orchestration.core.errors import Fenced, ModelBusy, ModelError, StepLost, StoreUnavailable, TurnmillError
+from orchestration.core.errors import Fenced, MeshUnavailable, ModelBusy, ModelError, StepLost, StoreUnavailable, TurnmillError
 from orchestration.core.frames import FrameKind, frame
 from orchestration.core.ids import StepId, StepKind
 from orchestration.core.limits import Limits, Spent
@@ -34,6 +34,9 @@ from orchestration.steps.request import ask, check_price, round_catalogue, spend
 from orchestration.steps.rounds import tell_round
 from orchestration.steps.token_frames import TokenFrames
 from orchestration.wiring import Ports
+
+#: Pause of a plan step in a process that does not know yet which tools the mesh has, in seconds; another process may know.
+MESH_PAUSE_S = 0.3
 
 
 @holds_claims
@@ -79,7 +82,7 @@ def _once(claim: Claim, turn: TurnSoFar, ports: Ports) -> tuple[Claim, TurnSoFar
             entry = message_entry(claim.step.turn_id, claim.step.round, over.text)
             return end(claim, turn, ports, over, {"log": [dumps(entry)]}, [entry])
         check_price(agent, turn.request, ports)
-        catalogue = round_catalogue(agent, turn.request, ports, claim.step.round, turn.entries)
+        catalogue = round_catalogue(agent, turn.request, ports, claim.step.round, turn.entries, sure=True)
         with counted(places):
             reply, turn = ask(claim, turn, agent, catalogue, ports, tokens)
         reached("replied", claim.step)
@@ -88,6 +91,8 @@ def _once(claim: Claim, turn: TurnSoFar, ports: Ports) -> tuple[Claim, TurnSoFar
         return None  # somebody else has the step
     except StoreUnavailable:
         try_again(ports, claim, None, void_tokens=tokens.any, uncounted=True)  # it is ours as long as this process lives
+    except MeshUnavailable:
+        try_again(ports, claim, MESH_PAUSE_S, uncounted=True)  # nothing was asked yet
     except ModelBusy as error:
         try_again(ports, claim, error.retry_after_s, uncounted=True)
         places.look_again()

@@ -39,19 +39,22 @@ def model_of(agent: Agent, request: TurnRequest) -> Model:
     return agent.model_named(request.model if known else "")
 
 
-def round_catalogue(agent: Agent, request: TurnRequest, ports: Ports, round_: int, entries: Sequence[Entry] = ()) -> Catalogue:
+def round_catalogue(
+    agent: Agent, request: TurnRequest, ports: Ports, round_: int, entries: Sequence[Entry] = (), *, sure: bool = False
+) -> Catalogue:
     """The round's tools: the agent's own, those that discovery finds now, those attached to this turn. With deferred loading, the
     log's `entries` tell which of them the conversation has loaded.
 
     Raises:
         CatalogueError: two tools would have one name.
+        MeshUnavailable: `sure` was wanted, and what the mesh has is not known yet.
     """
     described = {name: other.description for name, other in ports.project.agents.items()}
     if is_closing(agent, agent.limits, round_):
         return catalogue_of(agent, (), closing=True)
     attached = attached_tools(request.tools)
     wishes = [*agent.discoveries(), *(Discover((spec.prefix,)) for spec in (*agent.of_others(), *attached))]
-    found = ports.mesh.discover(wishes) if wishes else []
+    found = ports.mesh.discover(wishes, sure=sure) if wishes else []
     owners = {spec.prefix: spec for spec in found}
     declared = [_described(demanded(spec, owners.get(spec.prefix)), described) for spec in agent.known_tools()]
     declared += [owned(spec, owners.get(spec.prefix)) for spec in attached]

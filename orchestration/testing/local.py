@@ -100,7 +100,7 @@ class LocalMesh:
                 log.exception("the tool %s raised; the model reads 'internal_error'", query.prefix)
             return _heard(answers.of_exception(error, correlation_id=query.call_id))
 
-    def discover(self, wishes: Sequence[Discover]) -> list[ToolSpec]:
+    def discover(self, wishes: Sequence[Discover], *, sure: bool = False) -> list[ToolSpec]:
         patterns = [pattern for wish in wishes for pattern in wish.patterns]
         return [tool.spec for prefix, tool in sorted(self.tools.items()) if any(matches(pattern, prefix) for pattern in patterns)]
 

@@ -77,7 +77,7 @@ class EmptyMesh:
     def ask(self, query: ToolQuery) -> ToolAnswer:
         return ToolAnswer(Outcome.NOT_RUN, code="not_found", message=f"nobody serves {query.prefix}")
 
-    def discover(self, wishes: Sequence[Discover]) -> list[ToolSpec]:
+    def discover(self, wishes: Sequence[Discover], *, sure: bool = False) -> list[ToolSpec]:
         return []
 
     def serve(self, tools: Sequence[Any]) -> object:

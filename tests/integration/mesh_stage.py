@@ -71,6 +71,10 @@ class Process:
         self._child.kill()
         self._reap()
 
+    def signal(self, number: int) -> None:
+        """Send it a signal."""
+        self._child.send_signal(number)
+
     def stop(self) -> int:
         """SIGTERM; the exit code."""
         self._child.send_signal(signal.SIGTERM)
@@ -113,6 +117,16 @@ class Hub:
         if self._process is not None:
             self._process.kill()
             self._process = None
+
+    def pause(self) -> None:
+        """SIGSTOP: it keeps its connections and says nothing."""
+        assert self._process is not None
+        self._process.signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        assert self._process is not None
+        self._process.signal(signal.SIGCONT)
 
 
 def host_process(hub: Hub, module: str, **env: str) -> Process:

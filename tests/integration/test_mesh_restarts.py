@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from orchestration.core.errors import MeshUnavailable
 from orchestration.core.tool import Outcome, ToolAnswer, ToolSpec, discover
 from orchestration.mesh import call, discovery
 from orchestration.mesh.adapter import ZenohMesh
@@ -77,22 +79,61 @@ def test_a_restarting_hub_hides_no_tool(hub: Hub, mesh: ZenohMesh, start_host: C
         until(lambda shipped=shipped: len(looking.completed()) > shipped)
     looking.stop()
     assert all(len(found) == 2 for found in looking.found)
-    codes = {answer.code for answer in looking.answers if answer.outcome is not Outcome.COMPLETED}
-    assert codes <= {"mesh_unavailable", "no_reply"}  # away, or it went while a call was under way
+    # it was away, or it went while a call was under way
+    assert all(answer.outcome in (Outcome.COMPLETED, Outcome.UNKNOWN, Outcome.NOT_RUN) for answer in looking.answers)
+    assert {answer.code for answer in looking.answers if answer.outcome is Outcome.NOT_RUN} <= {"mesh_unavailable"}
     shipped_by_host = effects.read_text().split()
     assert len(set(shipped_by_host)) == len(shipped_by_host)
     assert set(looking.completed()) <= set(shipped_by_host)
 
 
-def test_who_comes_up_with_its_hub_waits_for_the_hosts(hub: Hub, start_host: Callable[[], Process]) -> None:
+@pytest.mark.parametrize("away", ["killed", "stopped"])
+def test_who_never_heard_the_mesh_says_so(hub: Hub, start_host: Callable[[], Process], monkeypatch: pytest.MonkeyPatch, away: str) -> None:
+    monkeypatch.setattr(discovery, "DOUBT_S", 600.0)
     start_host()
-    hub.kill()
+    hub.kill() if away == "killed" else hub.pause()
     mesh = ZenohMesh(settings_for(hub.endpoint, discovery_s=3600))
-    mesh.session.start()
-    hub.start()
-    mesh.session.opened(30)
-    assert [spec.prefix for spec in mesh.discover(SHOP)] == ["shop/ship", "shop/slow"]
+    for _ in range(2):
+        with pytest.raises(MeshUnavailable):
+            mesh.discover(SHOP, sure=True)
+    assert mesh.discover(SHOP) == []
+    hub.start() if away == "killed" else hub.resume()
+
+    def found() -> list[str]:
+        with contextlib.suppress(MeshUnavailable):
+            return [spec.prefix for spec in mesh.discover(SHOP, sure=True)]
+        return []
+
+    assert until(found) == ["shop/ship", "shop/slow"]
     mesh.close()
+
+
+def test_where_there_is_no_hub_nobody_is_kept_waiting_for_ever(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(discovery, "DOUBT_S", 0.1)
+    hub.kill()
+    mesh = ZenohMesh(settings_for(hub.endpoint))
+
+    def answered() -> bool:
+        with contextlib.suppress(MeshUnavailable):
+            return mesh.discover(SHOP, sure=True) == []
+        return False
+
+    until(answered)
+    mesh.close()
+
+
+def test_one_service_that_hangs_keeps_nobody_waiting(hub: Hub, start_host: Callable[[], Process], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(discovery, "DOUBT_S", 600.0)
+    start_host()
+    with_hung = ZenohMesh(settings_for(hub.endpoint))
+    held: list[object] = []
+    with_hung.session.declare(lambda session: session.declare_queryable(".istos/capabilities/hung", held.append))
+    with_hung.session.opened(30)
+    mesh = ZenohMesh(settings_for(hub.endpoint))
+    assert len(mesh.discover(SHOP, sure=True)) == 2
+    held.clear()
+    mesh.close()
+    with_hung.close()
 
 
 def test_a_call_waits_for_its_restarting_host(

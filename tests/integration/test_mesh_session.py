@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestration.core.errors import Misconfigured
+from orchestration.core.errors import MeshUnavailable, Misconfigured
 from orchestration.core.tool import Outcome, discover, tool
 from orchestration.mesh.adapter import ZenohMesh
-from orchestration.mesh.session import MeshSession, MeshUnavailable
+from orchestration.mesh.session import MeshSession
 from orchestration.settings import Settings
 from orchestration.testing.servers import free_port
 from tests.integration.mesh_stage import REPOSITORY, Hub, Process, end_processes, host_process, query, settings_for, until

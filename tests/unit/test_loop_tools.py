@@ -151,7 +151,7 @@ class OtherMesh:
         self.specs = specs
         here.mesh.discover = self.discover  # type: ignore[method-assign]
 
-    def discover(self, wishes: Any) -> list[ToolSpec]:
+    def discover(self, wishes: Any, *, sure: bool = False) -> list[ToolSpec]:
         return [spec for spec in self.specs if any(wish.includes(spec.prefix) for wish in wishes)]
 
 
