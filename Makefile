@@ -28,7 +28,7 @@ demo: $(STAMP) ## play one turn through every process, with a human's correction
 dev: $(STAMP) ## run everything and keep it, with Flower, reloading the agents on change, until Ctrl-C
 	@$(BIN)/turnmill dev --model-server examples.model_server
 
-test: $(STAMP) ## run all tests but the chaos run; they start the servers that they need
+test: $(STAMP) ## run all tests, the chaos run last; they start the servers that they need
 	$(BIN)/python -m tests.run
 
 test-fast: $(STAMP) ## run the unit tests: no server, no process, seconds

@@ -7,24 +7,29 @@ import json
 import random
 from typing import Any
 
+from tests.chaos.channels import follow_over_channel
 from tests.chaos.gateways import Gateways
 from tests.chaos.record import Accepted, Decided, Record, Watch
 from tests.chaos.watchers import follow
-from tests.chaos.workload import KEY, Choice, Conversation, Submission, choice
+from tests.chaos.workload import HELD, KEY, Choice, Conversation, Submission, choice
 
 ENDED = ("completed", "failed", "cancelled")
 
 #: Pause between two looks at what waits for a decision, or at a turn, in seconds.
 LOOK_S = 0.4
 
+#: How long a request that was reopened may wait this time, in seconds.
+REOPENED_S = 20.0
+
 
 class People:
-    """Everybody who talks to the deployment. One event loop."""
+    """Everybody who talks to the deployment. One event loop. `callback_url` is who is told of turns that want it."""
 
-    def __init__(self, seed: int, gateways: Gateways, record: Record) -> None:
+    def __init__(self, seed: int, gateways: Gateways, record: Record, callback_url: str) -> None:
         self._seed = seed
         self._gateways = gateways
         self._record = record
+        self._callback_url = callback_url
         self._chance = random.Random(f"{seed}/people")
         self._watching: set[asyncio.Task[None]] = set()
         self._group: asyncio.TaskGroup
@@ -36,16 +41,19 @@ class People:
                 self._group.create_task(self._converse(conversation))
 
     async def decide(self) -> None:
-        """Decide what waits, for ever."""
-        known: set[str] = set()
+        """Decide what waits and reopen what is held, for ever."""
+        known: set[tuple[str, str, str]] = set()
         async with asyncio.TaskGroup() as group:
             while True:
-                answer = await self._gateways.ask("GET", "/v1/approvals?limit=1000")
-                assert answer is not None and answer.status_code == 200, answer
-                for approval in answer.json()["approvals"]:
-                    if approval["approval_id"] not in known:
-                        known.add(approval["approval_id"])
-                        group.create_task(self._decide_one(approval))
+                for state in ("pending", "held"):
+                    answer = await self._gateways.ask("GET", f"/v1/approvals?state={state}&limit=1000")
+                    assert answer is not None and answer.status_code == 200, answer
+                    for approval in answer.json()["approvals"]:
+                        # one that was reopened, or let go again, is to be seen to once more
+                        seen = (approval["approval_id"], state, approval["expires_at"])
+                        if seen not in known:
+                            known.add(seen)
+                            group.create_task(self._decide_one(approval) if state == "pending" else self._reopen(approval))
                 await asyncio.sleep(LOOK_S)
 
     async def wait_for_ends(self, turn_ids: list[str], *, patience_s: float) -> list[str]:
@@ -87,11 +95,11 @@ class People:
                 while not await self._has_ended(before.turn_id):
                     await asyncio.sleep(LOOK_S)
             await asyncio.sleep(submission.pause_s)
-            accepted = await self._submit(conversation.conversation_id, submission)
+            accepted = await self._submit(conversation, submission)
             if accepted is None:
                 continue
             if before is None and conversation.watched:
-                self._watch(Watch(conversation.conversation_id))
+                self._watch(Watch(conversation.conversation_id, agent=conversation.agent if conversation.over_socket else ""))
             before = accepted
             if submission.watched:
                 self._watch(Watch(conversation.conversation_id, accepted.turn_id))
@@ -103,19 +111,24 @@ class People:
     def _watch(self, watch: Watch) -> None:
         self._record.watches.append(watch)
         task = asyncio.create_task(
-            follow(self._gateways, self._record, watch, self._chance), name="turn" if watch.turn_id else "conversation"
+            (follow_over_channel if watch.agent else follow)(self._gateways, self._record, watch, self._chance),
+            name="turn" if watch.turn_id else "conversation",
         )
         self._watching.add(task)
 
-    async def _submit(self, conversation_id: str, submission: Submission) -> Accepted | None:
+    async def _submit(self, conversation: Conversation, submission: Submission) -> Accepted | None:
+        conversation_id = conversation.conversation_id
         body: dict[str, Any] = {"input": json.dumps(submission.script), "conversation_id": conversation_id, "on_busy": submission.on_busy}
         if submission.deadline_s is not None:
             body["deadline_s"] = submission.deadline_s
+        if submission.called_back:
+            body["callback_url"] = self._callback_url
         headers = {"Idempotency-Key": submission.name} if submission.keyed else {}
         if submission.wait_s:
             headers["Prefer"] = f"wait={submission.wait_s}"
         self._record.sent.append((conversation_id, submission))
-        answer = await self._gateways.ask("POST", "/v1/agents/ledger/turns", body=body, headers=headers, once=not submission.keyed)
+        path = f"/v1/agents/{conversation.agent}/turns"
+        answer = await self._gateways.ask("POST", path, body=body, headers=headers, once=not submission.keyed)
         if answer is None:
             self._record.doubtful.add(submission.name)
             return None
@@ -161,12 +174,22 @@ class People:
             self._record.fault(f"cancel of call {call_id} was answered with {answer.status_code}: {answer.text[:300]}")
 
     async def _decide_one(self, approval: dict[str, Any]) -> None:
-        wanted: Choice = choice(self._seed, approval["arguments"][KEY])
-        if wanted.approved is None:
+        wanted: Choice = choice(self._seed, approval["arguments"][KEY], held=approval["tool"].endswith(HELD))
+        if wanted.approved is None or (wanted.late and not self._record.reopened[approval["approval_id"]]):
             return
         await asyncio.sleep(wanted.after_s)
         opinions = [wanted.approved, not wanted.approved] if wanted.contested else [wanted.approved]
         await asyncio.gather(*(self._say(approval, opinion, edited=wanted.edited and opinion) for opinion in opinions))
+
+    async def _reopen(self, approval: dict[str, Any]) -> None:
+        approval_id = approval["approval_id"]
+        await asyncio.sleep(self._chance.uniform(0, 1))
+        self._record.reopened[approval_id] += 1
+        answer = await self._gateways.ask("POST", f"/v1/approvals/{approval_id}/reopen", body={"timeout_s": REOPENED_S})
+        assert answer is not None
+        # it may have been reopened by a request whose answer got lost, or its turn be over
+        if answer.status_code not in (200, 409, 410):
+            self._record.fault(f"reopening {approval_id} was answered with {answer.status_code}: {answer.text[:300]}")
 
     async def _say(self, approval: dict[str, Any], approved: bool, *, edited: bool) -> None:
         approval_id, arguments = approval["approval_id"], dict(approval["arguments"])

@@ -30,10 +30,12 @@ class Seen:
 
 @dataclass(slots=True)
 class Watch:
-    """All that one watcher got over its connections; `turn_id` is empty for one of a whole conversation."""
+    """All that one watcher got over its connections; `turn_id` is empty for one of a whole conversation, who may have a channel
+    with `agent` instead of a stream."""
 
     conversation_id: str
     turn_id: str = ""
+    agent: str = ""
     frames: list[Seen] = field(default_factory=list)
     connections: int = 0
 
@@ -67,6 +69,7 @@ class Record:
         self.rejected: set[str] = set()
         self.watches: list[Watch] = []
         self.decided: dict[str, list[Decided]] = {}
+        self.reopened: Counter[str] = Counter()  #: approvals, by how often somebody asked that they be reopened
         self.cancel_wished: set[str] = set()  #: turns
         self.cancelled: set[str] = set()  #: turns whose cancel was answered with 200
         self.calls_cancelled: set[str] = set()  #: calls whose cancel was answered with 200

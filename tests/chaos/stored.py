@@ -39,9 +39,19 @@ class Stored:
         """The journals of all turns, by the turn's id."""
         found: dict[str, dict[str, str]] = {}
         for key in self.keys(f"tm:{TENANT}:turn:*"):
-            if not key.endswith(":steer"):
-                found[key.rsplit(":", 1)[1]] = cast(dict[str, str], self._redis.hgetall(key))
+            if key.endswith(":steer"):
+                continue
+            fields = cast(dict[str, str], self._redis.hgetall(key))
+            if "state" in fields:  # an input that joined a turn leaves which one it was
+                found[key.rsplit(":", 1)[1]] = fields
         return found
+
+    def hasten_callbacks(self) -> int:
+        """Make it the time of every call to the outside that is still to be made or repeated; how many there are."""
+        waiting = [entry for entry in cast(list[str], self._redis.zrange("tm:due", 0, -1)) if entry.startswith("out:")]
+        if waiting:
+            self._redis.zadd("tm:due", dict.fromkeys(waiting, 0), xx=True)
+        return len(waiting)
 
     def name_of(self, turn_id: str) -> str:
         """What the turn's script calls itself."""
