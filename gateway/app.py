@@ -18,6 +18,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
+from starlette.types import Receive, Scope, Send
 
 from gateway import agents, approvals, channels, conversations, health, links, metrics, openai, problems, tickets, turns
 from gateway.auth import Door
@@ -30,7 +31,7 @@ from gateway.metrics import Meters
 from gateway.parts import Pace, Parts
 from gateway.proxies import Proxies
 from gateway.rates import Brake
-from gateway.startup import ClearStart, keep_queries_out_of_logs, refuse_to_start
+from gateway.startup import ClearStart, keep_queries_out_of_logs, refuse_to_start, tune_server
 from gateway.webhooks import routes as webhooks
 from orchestration.core.errors import Misconfigured, StoreUnavailable
 from orchestration.settings import Settings, load_settings
@@ -40,6 +41,15 @@ from orchestration.state.rates import Rates
 from orchestration.wiring import Ports, open_ports
 
 log = logging.getLogger(__name__)
+
+
+class Gateway(FastAPI):
+    """The app; its server is set up as it starts."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            tune_server(send, sys.argv, os.environ)
+        await super().__call__(scope, receive, send)
 
 
 def create_app(settings: Settings, *, ports: Callable[[Settings], Ports] = open_ports, pace: Pace | None = None) -> FastAPI:
@@ -77,7 +87,7 @@ def create_app(settings: Settings, *, ports: Callable[[Settings], Ports] = open_
             await hub.close()
             await run_in_threadpool(_close, opened)
 
-    app = FastAPI(
+    app = Gateway(
         title="Turnmill",
         version="1",
         summary="AI-agent turns as durable work",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -108,13 +108,24 @@ class _Line:
 
     def __init__(self, socket: WebSocket, parts: Parts) -> None:
         self._socket = socket
-        self._send_s = parts.pace.send_s
+        self._pace = parts.pace
         self._turn = asyncio.Lock()
+        self.on_stall: Callable[[], object] = lambda: None
 
     async def say(self, text: str) -> None:
-        """Send one text. Raises WebSocketDisconnect or OSError when the client has gone, TimeoutError when it does not read."""
-        async with self._turn, asyncio.timeout(self._send_s):
-            await self._socket.send_text(text)
+        """Send one text; `on_stall` is called when the client has not taken it for `pace.send_s` seconds.
+
+        Raises WebSocketDisconnect or OSError when the client has gone, TimeoutError when it has not read for `pace.linger_s` seconds.
+        """
+        async with self._turn, asyncio.timeout(self._pace.linger_s):
+            stalled = asyncio.get_running_loop().call_later(self._pace.send_s, self._stalled)
+            try:
+                await self._socket.send_text(text)
+            finally:
+                stalled.cancel()
+
+    def _stalled(self) -> None:
+        self.on_stall()
 
     async def refuse(self, error: TurnmillError) -> None:
         """Tell what was not done, if anybody is there to hear it."""
@@ -137,7 +148,7 @@ class _Line:
         """Close it, if it is open."""
         if self._socket.application_state is WebSocketState.CONNECTED:
             with suppress(WebSocketDisconnect, OSError, RuntimeError, TimeoutError):
-                async with asyncio.timeout(self._send_s):
+                async with asyncio.timeout(self._pace.send_s):
                     await self._socket.close(code)
 
 
@@ -172,7 +183,7 @@ class _Channel:
                 await self._line.refuse(end)
                 code = COME_BACK
             elif isinstance(end, TimeoutError):
-                log.info("a client that does not read its channel was cut off")
+                log.info("a client that does not read its channel was hung up on")
                 self._parts.meters.cut_off.inc()
                 code = COME_BACK
             elif isinstance(end, Exception) and not isinstance(end, (WebSocketDisconnect, OSError)):
@@ -257,6 +268,7 @@ class _Channel:
         frames = await follow_conversation(
             parts.hub, opened.caller.principal.tenant, opened.conversation_id, _always, opened.after, idle_s=parts.pace.recheck_s
         )
+        self._line.on_stall = frames.cut_off
         async with aclosing(frames):
             return await self._send_all(frames)
 

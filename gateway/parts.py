@@ -24,11 +24,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Times of streams, in seconds: silence after which a comment line is sent, how long a client may take to accept a piece, and how
-    often it is looked whether its caller's key still holds."""
+    """Times of streams, in seconds: silence after which a comment line is sent, how long a client may take to accept a piece until it is
+    cut off, how long it then has to hear of that until it is hung up on, and how often it is looked whether its caller's key still holds.
+    """
 
     comment_s: float = 15.0
     send_s: float = 20.0
+    linger_s: float = 300.0
     recheck_s: float = 15.0
 
 

@@ -57,7 +57,11 @@ def as_event(ready: Frame | None) -> bytes:
 
 
 class EventStream(Response):
-    """A response that writes frames until they end, the client goes or loses access, or it has taken nothing for `pace.send_s` seconds."""
+    """A response that writes frames until they end, or the client goes or loses access.
+
+    For one that has taken nothing for `pace.send_s` seconds no more frames are kept: when it reads again within `pace.linger_s` seconds, it
+    is told that it was cut off. All that it costs meanwhile is the piece that it does not take.
+    """
 
     media_type = "text/event-stream"
 
@@ -71,20 +75,23 @@ class EventStream(Response):
         self._sending_since: float | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # The writer ends by itself; else it is ended when the client hangs up, or does not take what it is sent.
+        # The writer ends by itself; else it is ended when the client hangs up, or never takes what it is sent.
         writing = asyncio.create_task(self._write(send))
         leaving = asyncio.create_task(departure(receive))
         ended: set[asyncio.Task[None]] = set()
+        pace = self._parts.pace
         try:
-            while not ended and not self._stalled():
-                ended, _ = await asyncio.wait((writing, leaving), timeout=self._parts.pace.send_s / 4, return_when=asyncio.FIRST_COMPLETED)
+            while not ended and self._stalled_s() < (1.0 if self._parts.hub.stopping else pace.linger_s):
+                ended, _ = await asyncio.wait((writing, leaving), timeout=pace.send_s / 4, return_when=asyncio.FIRST_COMPLETED)
+                if self._stalled_s() > pace.send_s:
+                    self._frames.cut_off()
         finally:
             for task in (writing, leaving):
                 task.cancel()
             await asyncio.gather(writing, leaving, return_exceptions=True)
         if not ended:
             self._parts.meters.cut_off.inc()
-            log.info("a client that does not read its frames was cut off")
+            log.info("a client that does not read its frames was hung up on")
         if not writing.cancelled():
             writing.result()
 
@@ -136,9 +143,9 @@ class EventStream(Response):
         await send(message)
         self._sending_since = None
 
-    def _stalled(self) -> bool:
+    def _stalled_s(self) -> float:
         since = self._sending_since
-        return since is not None and asyncio.get_running_loop().time() - since > self._parts.pace.send_s
+        return 0.0 if since is None else asyncio.get_running_loop().time() - since
 
 
 #: What a watcher is told whose key was revoked, or whose token has expired.

@@ -37,6 +37,11 @@ class Frames(AsyncIterator[Frame | None]):
         """Whether the next frame is there already."""
         return self.watcher is not None and self.watcher.at_hand
 
+    def cut_off(self) -> None:
+        """Stop watching for a reader that does not read; it will be told when it does."""
+        if self.watcher is not None:
+            self.watcher.cut_off()
+
     async def __anext__(self) -> Frame | None:
         assert self.source is not None
         return await self.source.__anext__()

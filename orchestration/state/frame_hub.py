@@ -110,7 +110,7 @@ class FrameHub:
     @property
     def watching(self) -> int:
         """How many watch at the moment."""
-        return sum(len(channel.watchers) for channel in self._channels.values())
+        return sum(not watcher.over for channel in self._channels.values() for watcher in channel.watchers)
 
     @property
     def channels(self) -> int:

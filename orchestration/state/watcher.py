@@ -154,7 +154,7 @@ class Watcher:
             if self._page or self._reading:
                 self.fall_behind()
             else:
-                self._cut_off()
+                self.cut_off()
         self._wake.set()
 
     def fall_behind(self) -> None:
@@ -173,9 +173,12 @@ class Watcher:
             self._timer.cancel()
             self._timer = None
 
-    def _cut_off(self) -> None:
-        turn_id = self._live[-1].turn_id
-        detail = f"fell behind by more than {self._buffer.frames} frames; come back with the last number seen"
+    def cut_off(self) -> None:
+        """Keep nothing for a reader that does not read; what it gets next says so, and is the last."""
+        if self.over:
+            return
+        turn_id = self._live[-1].turn_id if self._live else ""
+        detail = f"fell behind by more than {self._buffer.frames} frames, or for too long; come back with the last number seen"
         self.end()
         self._page.append(Frame(0, turn_id, str(FrameKind.ERROR), frame(FrameKind.ERROR, turn_id, code="slow_consumer", detail=detail)))
 

@@ -135,3 +135,22 @@ def test_a_stop_ends_open_streams_at_once(environment: dict[str, str], turnmill_
         process.communicate(timeout=60)
         hand.close()
     assert process.returncode in (0, -signal.SIGTERM)
+
+
+def test_a_client_that_does_not_read_does_not_hold_up_a_stop(environment: dict[str, str], turnmill_redis: RedisServer) -> None:
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    with uvicorn("--port", str(port), env=environment) as process, socket.socket() as deaf:
+        until(lambda: answers(url) or process.poll() is not None, "the gateway to answer", patience_s=60)
+        hand = Hand(turnmill_redis.url)
+        for _ in range(4):
+            hand.write("cv_deaf", "tn_deaf", "x" * 8_000_000)
+        hand.redis.hset(hand.key("cv_deaf"), "agent", "support")
+        hand.close()
+        deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        deaf.connect(("127.0.0.1", port))
+        deaf.sendall(b"GET /v1/conversations/cv_deaf/frames HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        until(lambda: 'frames_sent_total{transport="sse"} 2.0' in httpx.get(f"{url}/metrics").text, "a frame that is not taken")
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode in (0, -signal.SIGTERM) and "Application shutdown complete" in output

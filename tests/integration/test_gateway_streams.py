@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import socket
 import threading
 import time
@@ -119,24 +120,25 @@ def test_clients_who_come_at_any_moment_and_with_any_number_miss_nothing(gateway
     chance = random.Random(seed)
 
     def write() -> None:
-        for place in range(600):
+        for place in range(2000):
             numbers.append(gateway.hand.write(conversation, turn, str(place)))
         numbers.append(finish(gateway, conversation, turn))
 
-    def watch(pauses: tuple[float, float]) -> tuple[int, list[Event]]:
+    def watch(pauses: tuple[float, float]) -> tuple[int, str]:
         time.sleep(pauses[0])
         known = list(numbers)
         after = known[int(pauses[1] * len(known))] if known and pauses[1] < 0.8 else 0
-        return after, follow(gateway, turn, str(after or ""))
+        headers = {"Last-Event-ID": str(after)} if after else {}
+        return after, httpx.get(f"{gateway.url}/v1/turns/{turn}/frames", headers=headers, timeout=120).text
 
     writer = threading.Thread(target=write)
     writer.start()
-    with ThreadPoolExecutor(20) as pool:
-        heard = list(pool.map(watch, [(chance.random() * 0.5, chance.random()) for _ in range(20)]))
+    with ThreadPoolExecutor(50) as pool:
+        heard = list(pool.map(watch, [(chance.random() * 2, chance.random()) for _ in range(50)]))
     writer.join()
-    for after, events in heard:
-        assert [int(event.id) for event in events] == [number for number in numbers if number > after]
-        assert events[-1].kind == "done"
+    for after, text in heard:
+        assert [int(number) for number in re.findall("^id: (.*)$", text, re.MULTILINE)] == [number for number in numbers if number > after]
+        assert text.rpartition("event: ")[2].startswith("done\n")
 
 
 def test_a_client_that_drops_the_line_again_and_again_gets_each_frame_once(gateway: Served) -> None:
@@ -247,24 +249,71 @@ def many(served: Served, conversation: str, turn: str, count: int, size: int) ->
         script(keys=[f"tm:dev:conv:{conversation}"], args=[turn, body, 500])
 
 
+def stream_of(turn: str) -> str:
+    return f"GET /v1/turns/{turn}/frames HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+def channel_of(conversation: str) -> str:
+    return (
+        f"GET /v1/agents/support/channel?conversation_id={conversation}&after=0 HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\n"
+        "Connection: Upgrade\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+    )
+
+
+def deaf_client(served: Served, request: str) -> socket.socket:
+    """A connection on which a request was sent and nothing is read."""
+    url = httpx.URL(served.url)
+    raw = socket.socket()
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    raw.settimeout(60)
+    raw.connect((url.host, url.port))
+    raw.sendall(request.encode())
+    return raw
+
+
+def all_of(raw: socket.socket) -> bytes:
+    """What comes until the other side hangs up."""
+    with raw:
+        return b"".join(iter(lambda: raw.recv(1_000_000), b""))
+
+
+@pytest.mark.parametrize("kind", ["stream", "channel"])
+def test_one_that_reads_again_long_after_it_was_cut_off_hears_of_it(turnmill_redis: RedisServer, kind: str) -> None:
+    project = Project(agents={"support": Agent("support", FunctionModel(think))})
+    with served_gateway(turnmill_redis.url, project, pace=Pace(send_s=0.5)) as served:
+        conversation, turn = begun(served, f"late-{kind}")
+        first = served.hand.write(conversation, turn, "first")
+        raw = deaf_client(served, stream_of(turn) if kind == "stream" else channel_of(conversation))
+        until(lambda: served.watching == 1, "it to watch")
+        many(served, conversation, turn, 20_000, 1000)
+        until(lambda: served.watching == 0, "it to be cut off")
+        time.sleep(1.5)  # longer than it would have had to accept a piece
+        heard = all_of(raw)
+        assert heard.count(b"slow_consumer") == 1
+        last = max(int(number) for number in re.findall(rb'"seq":(\d+)', heard))
+        finish(served, conversation, turn)
+        rest = follow(served, turn, str(last), most=2)  # a gap comes first: so many frames are not kept
+        assert first < last < int(rest[-1].id)
+
+
+def test_one_that_never_reads_is_hung_up_on_at_last(turnmill_redis: RedisServer) -> None:
+    project = Project(agents={"support": Agent("support", FunctionModel(think))})
+    with served_gateway(turnmill_redis.url, project, pace=Pace(send_s=0.2, linger_s=1.0)) as served:
+        conversation, turn = begun(served, "never")
+        with deaf_client(served, stream_of(turn)):
+            until(lambda: served.watching == 1, "it to watch")
+            many(served, conversation, turn, 20_000, 1000)
+            until(lambda: served.watching == 0, "it to be cut off")
+            until(lambda: "watchers_cut_off_total 1.0" in served.client.get("/metrics").text, "it to be hung up on")
+
+
 def test_readers_that_never_read_cost_a_bounded_amount_and_nobody_else_anything(gateway: Served) -> None:
     conversation, turn = begun(gateway, "unread")
     gateway.hand.write(conversation, turn, "first")
-    url = httpx.URL(gateway.url)
-    deaf = []
-    for request in (
-        f"GET /v1/turns/{turn}/frames HTTP/1.1\r\nHost: localhost\r\n\r\n",
-        f"GET /v1/agents/support/channel?conversation_id={conversation}&after=0 HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\n"
-        "Connection: Upgrade\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n",
-    ):
-        raw = socket.socket()
-        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        raw.connect((url.host, url.port))
-        raw.sendall(request.encode())
-        deaf.append(raw)
+    deaf = [deaf_client(gateway, stream_of(turn)), deaf_client(gateway, channel_of(conversation))]
     until(lambda: gateway.watching == 2, "the two that never read")
     before = psutil.Process().memory_info().rss
-    many(gateway, conversation, turn, 60_000, 1000)
+    many(gateway, conversation, turn, 200_000, 300)
     other_conversation, other_turn = begun(gateway, "others")
     gateway.hand.write(other_conversation, other_turn, "not held up")
     assert len(follow(gateway, other_turn, most=1)) == 1

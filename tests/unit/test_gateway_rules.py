@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvicorn
 from pydantic import SecretStr
+from uvicorn.lifespan.on import LifespanOn
 
 import gateway.app
 from gateway.auth import Door
 from gateway.bodies import Bodies, strict_json
 from gateway.loopback import is_loopback, served_hosts
 from gateway.problems import answer_to, status_of
+from gateway.startup import tune_server
 from gateway.streams import as_event
 from gateway.turns import _wanted_wait_s
 from gateway.webhooks.routes import open_hooks
@@ -160,6 +163,40 @@ def test_without_keys_a_gateway_refuses_to_serve_others() -> None:
 )
 def test_the_address_that_a_server_was_told(argv: list[str], environ: dict[str, str], hosts: list[str]) -> None:
     assert served_hosts(argv, environ) == hosts
+
+
+async def served_by_uvicorn(argv: list[str], environ: dict[str, str], **options: Any) -> uvicorn.Config:
+    """The configuration of a real uvicorn once its app has started."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        tune_server(send, argv, environ)
+        await send({"type": "lifespan.startup.complete"})
+
+    config = uvicorn.Config(app, **options)
+    await LifespanOn(config).startup()
+    return config
+
+
+@pytest.mark.parametrize(
+    ("options", "argv", "environ", "ping_s", "stop_s"),
+    [
+        ({}, ["uvicorn", "gateway.app:app"], {}, 30.0, 10),
+        ({"ws_ping_interval": 7.0, "timeout_graceful_shutdown": 3}, ["uvicorn", "gateway.app:app"], {}, 7.0, 3),
+        ({}, ["uvicorn", "gateway.app:app", "--ws-ping-interval", "20"], {}, 20.0, 10),
+        ({}, ["uvicorn", "--ws-ping-interval=20"], {"UVICORN_TIMEOUT_GRACEFUL_SHUTDOWN": ""}, 20.0, None),
+    ],
+)
+def test_uvicorn_pings_and_stops_as_documented_unless_its_operator_chose(
+    options: dict[str, Any], argv: list[str], environ: dict[str, str], ping_s: float, stop_s: int | None
+) -> None:
+    config = asyncio.run(served_by_uvicorn(argv, environ, **options))
+    assert (config.ws_ping_interval, config.timeout_graceful_shutdown) == (ping_s, stop_s)
+
+
+def test_another_server_is_left_as_it_is() -> None:
+    async def send(message: Any) -> None: ...
+
+    tune_server(send, [], {})
 
 
 @pytest.mark.parametrize(
