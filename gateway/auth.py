@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Annotated
 
 from fastapi import Depends, Query, Request
@@ -20,6 +21,7 @@ from orchestration.core.errors import Misconfigured, Unauthorized
 from orchestration.core.principal import DEVELOPER, Principal, Scope
 from orchestration.core.safe_json import dumps
 from orchestration.identity.callers import Caller, Callers
+from orchestration.identity.sealing import TokenSeal
 from orchestration.settings import Settings
 from orchestration.state.store import Store
 from orchestration.state.tickets import MAX_CHARS, Tickets
@@ -41,6 +43,7 @@ class Door:
     def __init__(self, settings: Settings, store: Store, *, served_on: Sequence[str] = ()) -> None:
         self._callers = Callers(settings, store)
         self._tickets = Tickets(store)
+        self._seal = TokenSeal(settings)
         outside = [host for host in (settings.host, *served_on) if not is_loopback(host)]
         if outside and not self._callers.exist():
             remedy = "make a key (turnmill keys create), or set TURNMILL_API_KEYS, TURNMILL_JWT_SECRET or TURNMILL_JWT_JWKS"
@@ -72,7 +75,9 @@ class Door:
 
     def issue_ticket(self, caller: Caller) -> tuple[str, str]:
         """A ticket for a browser of this caller's, and until when it is good. Raises StoreUnavailable."""
-        return self._tickets.issue(dumps(caller.as_json()))
+        # The token goes along, so that it can be forwarded for who comes in by the ticket.
+        sealed = self._seal.seal(caller.token, caller.principal) if caller.token and self._seal else ""
+        return self._tickets.issue(dumps(caller.as_json() | {"token": sealed}))
 
     def still(self, caller: Caller) -> bool:
         """Whether what a caller came in with still holds. Raises StoreUnavailable when that cannot be known now."""
@@ -82,7 +87,10 @@ class Door:
         known = self._tickets.redeem(ticket)
         if known is None:
             raise Unauthorized("the ticket is unknown, used or older than a minute; POST /v1/tickets gives another")
-        caller = Caller.from_json(json.loads(known))
+        kept = json.loads(known)
+        caller = Caller.from_json(kept)
+        if kept.get("token"):
+            caller = replace(caller, token=self._seal.open(kept["token"], caller.principal))
         if not self._callers.still(caller):
             raise Unauthorized("whoever got this ticket has lost access since")
         return caller
@@ -139,6 +147,8 @@ AnyCaller = Annotated[Caller, Depends(_calling())]
 Converses = Annotated[Caller, Depends(_calling(Scope.TURNS_WRITE, Scope.TURNS_READ))]
 #: A route's parameter: whoever asks, who may read turns and may show a ticket instead of a token.
 WatchesTurns = Annotated[Caller, Depends(_calling_by_ticket(Scope.TURNS_READ))]
+#: A route's parameter: whoever asks, who may submit turns.
+SubmitsTurns = Annotated[Caller, Depends(_calling(Scope.TURNS_WRITE))]
 #: A route's parameter: the principal, who must have the scope in the name.
 WritesTurns = Annotated[Principal, Depends(_asking(Scope.TURNS_WRITE))]
 ReadsTurns = Annotated[Principal, Depends(_asking(Scope.TURNS_READ))]

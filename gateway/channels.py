@@ -246,6 +246,8 @@ class _Channel:
             model=said.model or "",
             idempotency_key=said.idempotency_key,
             traceparent=traceparent_of(self._line.header("traceparent")),
+            token=opened.caller.token,
+            token_ends_s=opened.caller.expires_at or 0.0,
         )
 
     def _under_way(self) -> str:

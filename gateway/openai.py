@@ -93,6 +93,8 @@ async def complete(
         idempotency_digest=digest(body, wanted.conversation_id),
         traceparent=traceparent_of(traceparent),
         history=wanted.history,
+        token=caller.token,
+        token_ends_s=caller.expires_at or 0.0,
     )
     submitted = await run_in_threadpool(submit, parts.ports, submission)
     completion = Completion(submitted.turn_id, submitted.conversation_id, agent, int(time.time()))

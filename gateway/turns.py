@@ -10,7 +10,7 @@ from fastapi import APIRouter, Header, Request, Response
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 from starlette.concurrency import run_in_threadpool
 
-from gateway.auth import ReadsTurns, WatchesTurns, WritesTurns
+from gateway.auth import ReadsTurns, SubmitsTurns, WatchesTurns, WritesTurns
 from gateway.bodies import json_answer
 from gateway.parts import GatewayParts, Parts, known_id
 from gateway.problems import documented
@@ -95,7 +95,7 @@ class TurnBody(_Strict):
 async def submit_turn(
     agent: str,
     body: TurnBody,
-    principal: WritesTurns,
+    caller: SubmitsTurns,
     parts: GatewayParts,
     idempotency_key: Annotated[str | None, Header(description="the same key with the same body gives the same turn for 24 h")] = None,
     prefer: Annotated[str | None, Header(description="wait=N: answer with the ended turn if it ends within N seconds")] = None,
@@ -104,6 +104,7 @@ async def submit_turn(
     """Store a user's input as a turn of a conversation; 202 says that it is stored and will be worked through."""
     if not is_id(agent):
         raise UnknownAgent("there is no such agent")
+    principal = caller.principal
     submission = Submission(
         agent=agent,
         input=body.input if isinstance(body.input, str) else [part.model_dump(exclude_none=True) for part in body.input],
@@ -118,6 +119,8 @@ async def submit_turn(
         model=body.model or "",
         idempotency_key=idempotency_key_of(idempotency_key),
         traceparent=traceparent_of(traceparent),
+        token=caller.token,
+        token_ends_s=caller.expires_at or 0.0,
     )
     submitted = await run_in_threadpool(submit, parts.ports, submission)
     wait_s = _wanted_wait_s(prefer)

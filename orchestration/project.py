@@ -41,6 +41,19 @@ class Project:
             raise UnknownAgent(f"there is no agent {name!r}")
         return found
 
+    def forwards(self, name: str) -> bool:
+        """Whether this agent, or one that a turn of it can come to (by a handoff, or as a tool), forwards its caller's token."""
+        seen, waiting = set(), [name]
+        while waiting:
+            agent = self.agents.get(waiting.pop())
+            if agent is None or agent.name in seen:
+                continue
+            if agent.forward_token:
+                return True
+            seen.add(agent.name)
+            waiting += [*agent.handoffs, *agent.nested_agents()]
+        return False
+
     def compare(self, name: str, snapshot: str) -> None:
         """Log a warning, once, when whoever submitted a turn knows another `name` than this process does."""
         ours = self.snapshot(name) if name in self.agents else "none"

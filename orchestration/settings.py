@@ -31,6 +31,9 @@ class Settings(BaseSettings):
     mesh_secret: SecretStr = Field(
         SecretStr(""), description="signs and checks the token that each mesh query carries; empty: queries carry none"
     )
+    mesh_caller_tokens: bool = Field(
+        False, description="our tool hosts also take the callers' own tokens, checked by the TURNMILL_JWT_… settings (see `forward_token`)"
+    )
     discovery_s: float = Field(2.0, gt=0, le=3600, description="seconds for which what discovery found is used again")
     api_keys: SecretStr = Field(
         SecretStr(""), description='gateway API keys as JSON: [{"key": …, "sub": …, "tenant": …, "scopes": […], "roles": […]}]'
@@ -43,6 +46,11 @@ class Settings(BaseSettings):
     )
     jwt_issuer: str = Field("", description="the `iss` that a token must have; empty takes any, which the gateway warns about")
     jwt_audience: str = Field("", description="the `aud` that a token must have; empty refuses tokens that are made out to anybody")
+    token_key: SecretStr = Field(
+        SecretStr(""),
+        description="key under which callers' tokens are kept for agents with `forward_token`: 32 bytes in base64; of several, separated "
+        "by spaces, the first seals and all open",
+    )
     host: str = Field("127.0.0.1", description="address that the gateway is served on, as far as it must know; without keys only loopback")
     public_url: str = Field("", description="URL under which clients reach the gateway; for links, and for signatures that cover the URL")
     trusted_proxies: Annotated[tuple[str, ...], NoDecode] = Field(
@@ -101,6 +109,13 @@ class Settings(BaseSettings):
         for secret in value.get_secret_value().split():
             if not secret.startswith("whsec_") or len(_decoded(secret.removeprefix("whsec_"))) < 16:
                 raise ValueError("whsec_ and at least 16 bytes in base64; several are separated by spaces")
+        return value
+
+    @field_validator("token_key")
+    @classmethod
+    def _aes_key(cls, value: SecretStr) -> SecretStr:
+        if any(len(_decoded(key)) != 32 for key in value.get_secret_value().split()):
+            raise ValueError("32 bytes in base64, as `openssl rand -base64 32` gives; several are separated by spaces")
         return value
 
     @field_validator("prices")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from orchestration.core.errors import Misconfigured
 from orchestration.core.ports import Mesh, Queue
+from orchestration.identity.sealing import TokenSeal
 from orchestration.project import Project, load_project
 from orchestration.settings import Settings
 from orchestration.state.approvals import Approvals
@@ -37,13 +39,22 @@ class Ports:
     outbound: Outbound
     due: Due
     secrets: Secrets
+    seal: TokenSeal
     conversations: Conversations
     queue: Queue
     mesh: Mesh
 
 
 def make_ports(settings: Settings, project: Project, store: Store, queue: Queue, mesh: Mesh) -> Ports:
-    """Ports over the given store, queue and mesh; tests give their own."""
+    """Ports over the given store, queue and mesh; tests give their own.
+
+    Raises:
+        Misconfigured: an agent forwards its callers' tokens, and there is no key to keep them with.
+    """
+    seal = TokenSeal(settings)
+    forwarding = [agent.name for agent in project.agents.values() if agent.forward_token]
+    if forwarding and not seal:
+        raise Misconfigured(f"Agent({forwarding[0]!r}, forward_token=True) needs TURNMILL_TOKEN_KEY: 32 bytes in base64")
     outbox = Outbox(store)
     lease = ProcessLease(store, outbox)
     return Ports(
@@ -60,6 +71,7 @@ def make_ports(settings: Settings, project: Project, store: Store, queue: Queue,
         outbound=Outbound(store),
         due=Due(store),
         secrets=Secrets(store),
+        seal=seal,
         conversations=Conversations(store),
         queue=queue,
         mesh=mesh,

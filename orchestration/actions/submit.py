@@ -27,7 +27,8 @@ class Submission:
     """What somebody wants of an agent. `idempotency_scope` says within what the key is unique; by default the agent.
 
     `idempotency_digest` tells whether two submissions with one key are the same, where that is not all of what is submitted. `webhook`
-    names the webhook whose `on_answer` hears of the turn's end. `history` are entries of a conversation that begins with them
+    names the webhook whose `on_answer` hears of the turn's end. `token` is the JWT that its principal came in with (never an API key)
+    and `token_ends_s` the end of its life (epoch seconds). `history` are entries of a conversation that begins with them
     and is kept for an hour after its turn (then `conversation_id` is None).
     """
 
@@ -48,6 +49,8 @@ class Submission:
     traceparent: str = ""
     webhook: str = ""
     history: list[dict[str, Any]] | None = None
+    token: str = field(default="", repr=False)
+    token_ends_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +96,7 @@ def submit(ports: Ports, submission: Submission) -> Submitted:
     )
     if submission.history is not None:
         begin_passing(ports.store, request.tenant, request.conversation_id, submission.history)
+    kept = bool(submission.token) and ports.project.forwards(agent.name)
     deadlines = [bound for bound in (submission.deadline_s, agent.limits.deadline_s) if bound is not None]
     posted = ports.mailbox.post(
         request,
@@ -102,6 +106,8 @@ def submit(ports: Ports, submission: Submission) -> Submitted:
         digest=submission.idempotency_digest or _digest(submission),
         deadline_s=min(deadlines) if deadlines else None,
         ring=ports.queue.ring([StepId(request.tenant, request.turn_id, 1, StepKind.PLAN)]),
+        token=ports.seal.seal(submission.token, request.principal) if kept else "",
+        token_ends_ms=int(submission.token_ends_s * 1000) if kept else 0,
     )
     if posted.why == "mismatch":
         raise IdempotencyMismatch("this idempotency key was used with another body")

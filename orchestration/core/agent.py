@@ -67,6 +67,8 @@ class Agent:
         on_tool, on_tool_error: what runs around its tool calls (see `core/hooks.py`).
         on_round: called with the conversation after each round and after the answer (see `core/checkpoint.py`).
         parameters: what clients of a channel may give in its query; None takes any texts. The model reads them beside the instructions.
+        forward_token: queries of its tools carry the token (JWT) of whoever submitted the turn, instead of one that Turnmill signs. It is
+            kept encrypted (`TURNMILL_TOKEN_KEY`) and deleted at the turn's end. API keys are never forwarded.
 
     Raises:
         Misconfigured: a name that is no id, an unknown kind of tool, a gated tool without anywhere to ask, two tools with one name,
@@ -98,6 +100,7 @@ class Agent:
     on_tool_error: OnToolError | None = None
     on_round: OnRound | None = None
     parameters: type[BaseModel] | None = None
+    forward_token: bool = False
 
     def __post_init__(self) -> None:
         if not is_id(self.name):

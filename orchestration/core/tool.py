@@ -144,7 +144,7 @@ class ToolQuery:
     payload: bool = False
     expires_ms: int = 0
     traceparent: str = ""
-    forwarded_token: str = ""
+    forwarded_token: str = field(default="", repr=False)
 
 
 class Tool(Generic[P, R]):

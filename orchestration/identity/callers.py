@@ -10,7 +10,7 @@ import hmac
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -32,11 +32,13 @@ KEYS_SEEN_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks, and what that rests on: the hash of an API key, or the end of a token's life (epoch seconds). With neither, on trust."""
+    """Who asks, and what that rests on: the hash of an API key, or a token (JWT) and the end of its life (epoch seconds). With neither, on
+    trust. The token is there for agents that forward it; it is in no text and no JSON that is made of this."""
 
     principal: Principal
     key_digest: str = ""
     expires_at: float | None = None
+    token: str = field(default="", repr=False, compare=False)
 
     @property
     def on_trust(self) -> bool:
@@ -115,7 +117,7 @@ class Callers:
         identified = self._tokens.identify(token)
         if identified is None:
             raise Unauthorized("the token is not known")
-        return Caller(identified.principal, expires_at=identified.expires_at)
+        return Caller(identified.principal, expires_at=identified.expires_at, token=token)
 
     def still(self, caller: Caller) -> bool:
         """Whether what a caller came in with still holds. Raises StoreUnavailable when that cannot be known now."""

@@ -28,6 +28,14 @@ class CallView:
 
 
 @dataclass(frozen=True, slots=True)
+class KeptToken:
+    """The token of whoever submitted a turn, sealed (empty once it is gone), and until when it holds (epoch ms)."""
+
+    sealed: str
+    expires_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class TurnView:
     """One turn as a reader sees it. `raw` holds the journal's plain fields."""
 
@@ -95,6 +103,16 @@ class Conversations:
         """Some plain fields of a turn; None for each that it has not."""
         with translated():
             return cast("list[str | None]", self._store.client.hmget(turn_key(tenant, turn_id), list(names)))
+
+    def callers_token(self, tenant: str, turn_id: str) -> KeptToken | None:
+        """The caller's token that is kept for a turn; None where none ever was. Raises StoreUnavailable."""
+        key = turn_key(tenant, turn_id)
+        with translated():
+            pipe = self._store.client.pipeline(transaction=False)
+            pipe.hget(key, "token")
+            pipe.get(f"{key}:token")
+            expires_ms, sealed = cast("list[str | None]", pipe.execute())
+        return None if expires_ms is None else KeptToken(sealed or "", int(expires_ms))
 
     def call_record(self, step: StepId) -> CallRecord | None:
         """The call of one tool step; None when it is no longer kept."""

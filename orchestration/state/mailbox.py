@@ -42,8 +42,10 @@ class Mailbox:
         digest: str,
         deadline_s: float | None,
         ring: dict[str, tuple[str, str]],
+        token: str = "",
+        token_ends_ms: int = 0,
     ) -> Posted:
-        """Put one submission in, atomically and once for `idempotency` (scope and key; empty for none).
+        """Put one submission in, atomically and once for `idempotency` (scope and key; empty for none). `token` is the caller's, sealed.
 
         Raises:
             StoreUnavailable: Redis does not answer; nothing is known to be stored.
@@ -67,6 +69,8 @@ class Mailbox:
             request.traceparent,
             dumps(ring),
             " ".join(told_at_end(request)),
+            token,
+            token_ends_ms,
         )
         conversation_id = request.conversation_id
         if why == "new":

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from functools import partial
 
 from orchestration.actions.pass_on import pass_on
 from orchestration.core.call import CallRecord, CallResult, CallState
 from orchestration.core.conversation import cut, result_entry
-from orchestration.core.errors import StepLost, StoreUnavailable, TurnmillError
+from orchestration.core.errors import StepLost, StoreUnavailable, TurnmillError, Unauthorized
 from orchestration.core.frames import FrameKind, frame
 from orchestration.core.ids import StepId, StepKind
 from orchestration.core.loop import schema_faults, unknown_outcome
@@ -19,6 +20,7 @@ from orchestration.core.tool import Discover, Outcome, ToolAnswer, ToolQuery
 from orchestration.state.journal import Claim, NotClaimed, ToolWork
 from orchestration.steps.claims import holds_claims
 from orchestration.steps.faults import MAX_CLAIMS, log_unexpected, reached, try_again
+from orchestration.steps.forwarding import forwarded_token
 from orchestration.steps.hooks import asked_within, in_own_words
 from orchestration.steps.local import answer_here
 from orchestration.steps.nested import start_agent
@@ -54,12 +56,21 @@ def tool(step: StepId, ports: Ports) -> str:
     reached("deadline_checked", step)
     if work.record.agent or work.record.loop:
         return _answered_by_us(claim, work, ports)
+    token, refusal = "", None
+    try:
+        token = forwarded_token(work, ports)
+    except Unauthorized as error:
+        refusal = ToolAnswer(Outcome.FAILED, code=error.code, message=str(error))
+    except StoreUnavailable:
+        try_again(ports, claim, None, uncounted=True)  # nothing was asked of anybody
+        return "again"
     try:
         if claim.attempt > MAX_CLAIMS:
             raise StepLost(f"step {step.task_id} was begun {claim.attempt - 1} times and never finished")
         record = _served_now(work.record, ports)
-        refusal = _refusal(work, record)
-        answer = refusal or asked_within(claim, work, ports, lambda: _ask(claim, work, record, ports), lambda got: result_of(got, record))
+        refusal = refusal or _refusal(work, record)
+        ask = partial(_ask, claim, work, record, token, ports)
+        answer = refusal or asked_within(claim, work, ports, ask, lambda got: result_of(got, record))
     except Exception as error:
         # whether it was asked is not known any more
         log_unexpected(step, error)
@@ -110,7 +121,7 @@ def _refusal(work: ToolWork, record: CallRecord) -> ToolAnswer | None:
     return ToolAnswer(Outcome.FAILED, code="invalid_arguments", message=why, details=faults) if faults else None
 
 
-def _ask(claim: Claim, work: ToolWork, record: CallRecord, ports: Ports) -> ToolAnswer:
+def _ask(claim: Claim, work: ToolWork, record: CallRecord, token: str, ports: Ports) -> ToolAnswer:
     principal = work.request.principal
     return ports.mesh.ask(
         ToolQuery(
@@ -124,6 +135,7 @@ def _ask(claim: Claim, work: ToolWork, record: CallRecord, ports: Ports) -> Tool
             payload=record.payload,
             expires_ms=claim.lease_ends_ms,
             traceparent=work.request.traceparent,
+            forwarded_token=token,
         )
     )
 

@@ -6,9 +6,11 @@ For unit tests of agents. What only real processes can show (crashes, slow peers
 
 from __future__ import annotations
 
+import base64
 import inspect
 import json
 import logging
+import secrets
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -166,6 +168,7 @@ class LocalTurnmill:
         on_approval_request: Callable[[dict[str, Any]], object] | None = None,
         **settings: Any,
     ) -> None:
+        settings.setdefault("token_key", base64.b64encode(secrets.token_bytes(32)).decode())
         self.settings = Settings(**settings)
         self.project = replace(collect(declared, "this test"), on_approval_request=on_approval_request)
         self.queue = LocalQueue()

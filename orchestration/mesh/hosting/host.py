@@ -24,6 +24,7 @@ from orchestration.mesh.hosting.repeats import Repeats, Waiting
 from orchestration.mesh.hosting.running import Runner
 from orchestration.mesh.manifest import encode_manifest, manifest_key
 from orchestration.mesh.session import Declaration, MeshSession
+from orchestration.mesh.tokens import callers_of
 from orchestration.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -45,7 +46,8 @@ class ToolHost:
     """Serves `tools` on `session` from `start` to `close`. Queries run concurrently; Zenoh's own threads are never held.
 
     Without `records` it cannot tell a repeat from a new call, and announces no tool as idempotent. Without
-    `settings.mesh_secret` it serves whoever asks, and says so once. `service` is the name in the manifest; replicas of one
+    `settings.mesh_secret` it serves whoever asks, and says so once; with it, a query needs the token that Turnmill signs, or, with
+    `settings.mesh_caller_tokens`, one of a caller that an agent forwards. `service` is the name in the manifest; replicas of one
     host share it, other hosts need another name where a peer asks for a manifest by name.
 
     Raises:
@@ -67,6 +69,7 @@ class ToolHost:
         self.tools = distinct(tools)
         self._prefixes = frozenset(tool.spec.prefix for tool in self.tools)
         self._secret = settings.mesh_secret.get_secret_value()
+        self._callers = callers_of(settings)
         self._session = session
         self._records = records
         self._repeats = Repeats(records) if records is not None else None
@@ -159,7 +162,7 @@ class ToolHost:
 
     def _handle(self, call: Incoming) -> None:
         try:
-            call.read(self._secret)
+            call.read(self._secret, self._callers)
             if self._mine(call):
                 self._run(call)
         except Refused as refused:

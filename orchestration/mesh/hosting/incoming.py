@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from orchestration.core.errors import Unauthorized
 from orchestration.core.tool import Tool
 from orchestration.core.tool_record import RecordKey
+from orchestration.identity.tokens import TokenVerifier
 from orchestration.mesh import strict_json, wire
 from orchestration.mesh.hosting import answers, arguments
 from orchestration.mesh.hosting.answers import Answer
@@ -47,8 +48,8 @@ class Incoming:
         self.arguments: dict[str, Any] = {}
         self.record: RecordKey | None = None
 
-    def read(self, secret: str) -> None:
-        """Find out who asks for what; with an empty `secret` anybody may.
+    def read(self, secret: str, callers: TokenVerifier | None = None) -> None:
+        """Find out who asks for what; with an empty `secret` anybody may. `callers` knows the tokens of callers, where those are taken too.
 
         Raises:
             Refused: it cannot be read, its caller may not ask, or its arguments do not fit.
@@ -65,7 +66,7 @@ class Incoming:
             raise self.refused("bad_request", f"{prefix!r} is asked by its own key only")
         if secret:
             try:
-                self.asker = verify(self.attachment.token, prefix, secret=secret)
+                self.asker = verify(self.attachment.token, prefix, secret=secret, callers=callers)
             except Unauthorized as error:
                 log.info("a query of %s was refused: %s", prefix, error)
                 raise self.refused("unauthorized", f"Not authorized for {prefix!r}") from None

@@ -13,7 +13,7 @@ local function forget(conv)
       local nested = get(turn_key(tenant, child), 'conv')
       if nested and nested ~= conv then forget(nested) end
     end
-    call('UNLINK', turn_key(tenant, turn))
+    call('UNLINK', turn_key(tenant, turn), turn_key(tenant, turn) .. ':token')
   end
   call('UNLINK', ck, ck .. ':log', ck .. ':mail', ck .. ':frames')
 end

@@ -3,6 +3,7 @@
 -- Keys (prefix tm:, tenant in the name of everything that belongs to one)
 --   tm:{tenant}:turn:{id}            hash: the turn's journal; fields below
 --   tm:{tenant}:turn:{id}:steer      list: inputs that joined the turn while it ran
+--   tm:{tenant}:turn:{id}:token      string: the caller's token, sealed; gone when it has expired and at the turn's end
 --   tm:{tenant}:conv:{id}            hash: agent (of its first turn), running (turn id), seq (last frame number), created, updated, kept_s (when it is kept for less than others)
 --   tm:{tenant}:conv:{id}:log        list: entries of the conversation, oldest first
 --   tm:{tenant}:conv:{id}:mail       list: waiting turns, in order
@@ -34,6 +35,7 @@
 --   clock what is left of the deadline (ms) while it stands still; ended_by, ended_from who ended what it ran for (JSON); tell the ways in which the turn's end is told to the outside;
 --   ended_by the agent whose on_round is one of these
 --   active the agent that goes on with it after a handoff; cost (millionths), tools (asked by it), asked (model calls); seq:{round} its calls run in order;
+--   token until when the caller's token holds (ms), where one was kept
 --   of a turn that runs for a call of another's: parent = "turn round index", up and told, the beginnings of frames of that turn's;
 --   joined in place of all these: the turn that an input joined instead of becoming one of its own; kept for 10 minutes, in case it is submitted again;
 --   of the other: kids (turns started), kid:{round}:{i} the turn that answers this call, kw:{round}:{i} 1 while that waits for a human
@@ -269,6 +271,12 @@ local function turn_frame(turn, state, position)
   return '{"kind":"turn","turn_id":"' .. turn .. '","state":"' .. state .. '"' .. more .. '}'
 end
 
+-- The caller's token of a turn (sealed, none when it has expired), and until when it holds (ms, false where there never was one).
+local function keep_token(key, ends, sealed)
+  put(key, 'token', ends)
+  if ends and sealed then call('SET', key .. ':token', sealed, 'PXAT', ends) end
+end
+
 local function start_turn(tenant, turn, conv, sends)
   local key, ck = turn_key(tenant, turn), conv_key(tenant, conv)
   local step = tenant .. '/' .. turn .. '/1/plan/0'
@@ -493,6 +501,8 @@ local function start_child(tenant, parent, round, index, child, sends)
   put(key, 'req', child.request, 'entry', child.entry, 'agent', child.agent, 'conv', child.conv, 'created', text(NOW_MS), 'v', '0',
     'parent', parent .. ' ' .. round .. ' ' .. index, 'up', child.up, 'told', child.told)
   if child.trace ~= '' then put(key, 'trace', child.trace) end
+  local ends = get(pk, 'token')
+  keep_token(key, ends, ends and call('GET', pk .. ':token'))
   local at, still = call('ZSCORE', 'tm:due', 'deadline:' .. tenant .. '/' .. parent), get(pk, 'clock')
   local left = at and math.max(tonumber(at) - NOW_MS, 1) / 1000 or still and tonumber(still) / 1000
   local own = tonumber(child.deadline_s)
@@ -599,6 +609,7 @@ local function end_turn(tenant, turn, conv, fin, sends)
     call('SET', group .. '.c', 'done', 'EX', 86400) -- Celery's own mark: a header that ends late makes no new keys
   end
   call('ZREM', 'tm:due', 'deadline:' .. tenant .. '/' .. turn, 'cancel:' .. tenant .. '/' .. turn)
+  if get(key, 'token') then call('UNLINK', key .. ':token') end
   for child in string.gmatch(get(key, 'kids') or '', '%S+') do abandon(tenant, child, fin.by, fin.from) end
   if get(key, 'parent') then settle_call(tenant, turn, fin, sends) end
   local kept_s = get(ck, 'kept_s') -- of a conversation that is not to be kept

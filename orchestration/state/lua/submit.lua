@@ -2,6 +2,7 @@
 -- ARGV  1 tenant  2 conversation  3 turn  4 request (JSON)  5 log entry (JSON)  6 agent  7 on_busy when it runs  8 on_busy when it waits
 --       9 deadline in s or ""  10 idempotency key or ""  11 digest of the body  12 bound per conversation  13 bound per tenant  14 traceparent
 --      15 the first step's message: {step: [queue, message]} (JSON)  16 the ways in which the turn's end is told to the outside, space-separated
+--      17 the caller's token, sealed, or ""  18 until when it holds (ms)
 -- Returns {"new", turn, state, position, sends...} | {"interrupt", turn, state, position, running turn}
 --       | {"same", turn, conversation, state, position} | {"mismatch"} | {"busy", running turn} | {"full", where}
 --       | {"steered", running turn, state} | {"foreign", agent}
@@ -52,6 +53,7 @@ put(key, 'req', request, 'entry', entry, 'agent', agent, 'conv', conv, 'created'
 if ARGV[14] ~= '' then put(key, 'trace', ARGV[14]) end
 if ARGV[16] ~= '' then put(key, 'tell', ARGV[16]) end
 put(key, 'deadline_s', ARGV[9] ~= '' and ARGV[9])
+keep_token(key, ARGV[17] ~= '' and ARGV[18], ARGV[17])
 if not known_agent then put(ck, 'agent', agent) end
 if not created then put(ck, 'created', text(NOW_MS)) end
 if not running then
