@@ -31,7 +31,8 @@ from gateway.metrics import Meters
 from gateway.parts import Pace, Parts
 from gateway.proxies import Proxies
 from gateway.rates import Brake
-from gateway.startup import ClearStart, keep_queries_out_of_logs, refuse_to_start, tune_server
+from gateway.server import tune_server
+from gateway.startup import ClearStart, keep_queries_out_of_logs, refuse_to_start
 from gateway.webhooks import routes as webhooks
 from orchestration.core.errors import Misconfigured, StoreUnavailable
 from orchestration.settings import Settings, load_settings

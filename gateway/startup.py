@@ -5,18 +5,11 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from orchestration.core.errors import TurnmillError
-
-#: Seconds between two pings of a WebSocket, and uvicorn's own choice, which ours replaces.
-PING_S, UVICORN_PING_S = 30.0, 20.0
-
-#: Seconds that a stop gives to connections that do not end by themselves. Streams and channels are ended at once.
-STOP_S = 10
 
 
 class ClearStart:
@@ -50,21 +43,6 @@ class ClearStart:
                     {"type": "lifespan.startup.failed", "message": f"turnmill: the gateway did not start: {type(error).__name__}: {error}"}
                 )
             raise
-
-
-def tune_server(send: Send, argv: Sequence[str], environ: Mapping[str, str]) -> None:
-    """Set what only the server can do, unless its operator did: uvicorn pings every `PING_S` seconds, and a stop waits for open
-    connections `STOP_S` seconds and not for ever, which one client that does not read would make of it.
-
-    ASGI has no words for these, and whoever starts the server need not know of them. `send` is that of the lifespan; uvicorn's
-    belongs to an object that holds its configuration. Other servers are left as they are.
-    """
-    config = getattr(getattr(send, "__self__", None), "config", None)
-    for option, usual, ours in (("ws_ping_interval", UVICORN_PING_S, PING_S), ("timeout_graceful_shutdown", None, STOP_S)):
-        word = f"--{option.replace('_', '-')}"
-        chosen = f"UVICORN_{option.upper()}" in environ or any(given.partition("=")[0] == word for given in argv)
-        if config is not None and not chosen and getattr(config, option, ours) == usual:
-            setattr(config, option, ours)
 
 
 def refuse_to_start(error: TurnmillError) -> NoReturn:

@@ -124,8 +124,8 @@ def _identified(claims: Mapping[str, Any], now_s: float) -> Identified:
     if "nbf" in claims and _seconds(claims["nbf"], "nbf") > now_s + AHEAD_S:
         raise Unauthorized("the token does not hold yet")
     sub, tenant = claims["sub"], claims["tenant"]
-    if not isinstance(sub, str) or not 1 <= len(sub) <= 200 or not isinstance(tenant, str) or not is_id(tenant):
-        raise Unauthorized("the token's sub is 1 to 200 characters of text, its tenant an id")
+    if not isinstance(sub, str) or not 1 <= len(sub) <= 200 or not sub.isprintable() or not isinstance(tenant, str) or not is_id(tenant):
+        raise Unauthorized("the token's sub is 1 to 200 printable characters, its tenant an id")
     roles = tuple(role for role in _names(claims.get("roles", [])) if role != ANY_ROLE)  # that one stands for all, and is ours to give
     named = claims.get("scope", claims.get("scopes", []))
     scopes = tuple(scope for scope in _names(named.split() if isinstance(named, str) else named) if scope in ALL_SCOPES)
@@ -139,6 +139,6 @@ def _seconds(value: Any, name: str) -> float:
 
 
 def _names(value: Any) -> list[str]:
-    if not isinstance(value, list) or not all(isinstance(name, str) for name in value[:MAX_NAMES]):
-        raise Unauthorized("the token's roles and scopes are lists of text")
+    if not isinstance(value, list) or not all(isinstance(name, str) and name.isprintable() for name in value[:MAX_NAMES]):
+        raise Unauthorized("the token's roles and scopes are lists of printable text")
     return list(dict.fromkeys(value[:MAX_NAMES]))

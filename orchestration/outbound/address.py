@@ -7,6 +7,7 @@ A name is looked up when a call is made, and the call goes to the very address t
 from __future__ import annotations
 
 import ipaddress
+import re
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,6 +24,13 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 #: IPv6 networks that carry an IPv4 address in their last 32 bits.
 _CARRIERS = tuple(ipaddress.IPv6Network(text) for text in ("64:ff9b::/96", "::ffff:0:0/96", "::/96"))
+
+
+#: Networks that are no longer given out and that Python counts as public: site-local addresses, and the way to any 6to4 relay.
+_RETIRED = tuple(ipaddress.ip_network(text) for text in ("fec0::/10", "192.88.99.0/24"))
+
+#: What a host may be made of; an address of IPv6 has colons too. An escape (`%31`) is nothing that a resolver knows.
+_HOST = re.compile(r"[A-Za-z0-9._-]+")
 
 
 class AddressRefused(TurnmillError):
@@ -96,6 +104,8 @@ def is_public(address: Address) -> bool:
             embedded = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
         if embedded is not None:
             return is_public(embedded)
+    if any(address in network for network in _RETIRED if network.version == address.version):
+        return False
     return address.is_global and not address.is_multicast and not address.is_reserved
 
 
@@ -113,6 +123,9 @@ def _place(url: str) -> Place:
         raise AddressRefused("no user or password in it")
     if not parts.hostname or port == 0:
         raise AddressRefused("it names no host")
+    bracketed = parts.netloc.startswith("[")
+    if bracketed != (":" in parts.hostname) or (not bracketed and not _HOST.fullmatch(parts.hostname)):
+        raise AddressRefused("its host is no name and no address")
     secure = parts.scheme == "https"
     return Place(url, parts.hostname.rstrip("."), port or (443 if secure else 80), secure)
 

@@ -46,8 +46,8 @@ def create_key(redis: Redis, sub: str, tenant: str, scopes: Sequence[str], roles
         Invalid: an empty `sub`, a tenant that is no id, no scope, or one that does not exist.
     """
     errors = []
-    if not 1 <= len(sub) <= 200:
-        errors.append({"loc": ["sub"], "msg": "1 to 200 characters"})
+    if not 1 <= len(sub) <= 200 or not sub.isprintable():
+        errors.append({"loc": ["sub"], "msg": "1 to 200 printable characters"})
     if not is_id(tenant):
         errors.append({"loc": ["tenant"], "msg": "1 to 64 characters of A-Z a-z 0-9 _ -"})
     unknown = [scope for scope in scopes if scope not in ALL_SCOPES]

@@ -19,7 +19,7 @@ from gateway.auth import Door
 from gateway.bodies import Bodies, strict_json
 from gateway.loopback import is_loopback, served_hosts
 from gateway.problems import answer_to, status_of
-from gateway.startup import tune_server
+from gateway.server import tune_server
 from gateway.streams import as_event
 from gateway.turns import _wanted_wait_s
 from gateway.webhooks.routes import open_hooks
