@@ -11,7 +11,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gateway.approvals import DecisionBody
-from gateway.bodies import strict_json
+from gateway.plain_json import strict_json
 from gateway.problems import told, validation_errors
 from gateway.turns import Input
 from orchestration.core.errors import BadRequest, Invalid, RateLimited, TurnmillError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import parse_qsl
 
-from gateway.bodies import strict_json
+from gateway.plain_json import strict_json
 from gateway.webhooks.delivery import Delivery
 from orchestration.core.errors import BadRequest
 

@@ -29,6 +29,7 @@ from orchestration.core.outbound import Delivery, Way
 from orchestration.core.principal import ALL_SCOPES, DEVELOPER, Principal, Scope
 from orchestration.core.tool import Discover, Outcome, Tool, ToolAnswer, ToolQuery, ToolSpec
 from orchestration.core.tool_error import ToolError
+from orchestration.core.turn import StopReason
 from orchestration.core.webhook import Webhook
 from orchestration.mesh.hosting import answers
 from orchestration.mesh.wire import decode_reply

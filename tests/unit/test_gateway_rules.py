@@ -16,8 +16,9 @@ from uvicorn.lifespan.on import LifespanOn
 
 import gateway.app
 from gateway.auth import Door
-from gateway.bodies import Bodies, strict_json
+from gateway.bodies import Bodies
 from gateway.loopback import is_loopback, served_hosts
+from gateway.plain_json import MAX_VALUES, strict_json
 from gateway.problems import answer_to, status_of
 from gateway.server import tune_server
 from gateway.streams import as_event
@@ -96,9 +97,47 @@ def test_plain_json_passes_as_it_is() -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [b"NaN", b"[1e400]", b"1" * 101, b'{"a":1,"a":1}', b"[" * 100_000, b"[" * 65 + b"]" * 65, b"\xed\xa0\x80", b"'a'", b""]
+    "body",
+    [
+        b"NaN",
+        b"[1e400]",
+        b"1" * 101,
+        b'{"a":1,"a":1}',
+        b"[" * 100_000,
+        b"[" * 65 + b"]" * 65,
+        b"[" * 64 + b"{}" + b"]" * 64,
+        b"\xed\xa0\x80",
+        b"'a'",
+        b"",
+    ],
 )
 def test_what_is_no_plain_json_is_a_bad_request(body: bytes) -> None:
+    with pytest.raises(errors.BadRequest):
+        strict_json(body)
+
+
+def test_texts_do_not_count_as_structure() -> None:
+    deep = b"[" * 64 + b'"[[{\\"[{,' + b"," * 200_000 + b"1" * 200 + b'"' + b"]" * 64
+    assert strict_json(deep)
+    assert strict_json(b"[" + b"0," * (MAX_VALUES - 2) + b"0]")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[" + b"[]," * 300_000 + b"0]",
+        b"[" + b"0," * 500_000 + b"0]",
+        b'{"a":[' + b'"",' * 300_000 + b"0]}",
+        b'"' * 1_000_000,
+        b'"' + b'\\"' * 500_000,
+        b'"' + b"\\" * 999_999,
+        b"[" * 1_000_000,
+        b"[{" * 300_000,
+        b"[1" + b" " * 900_000,
+        b"1" * 1_000_000,
+    ],
+)
+def test_whatever_a_megabyte_holds_is_refused_after_few_looks_at_it(body: bytes) -> None:
     with pytest.raises(errors.BadRequest):
         strict_json(body)
 
