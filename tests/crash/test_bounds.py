@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import redis
 
 from tests.crash.conftest import Deployment
 
@@ -65,6 +66,46 @@ def test_decisions_expiry_and_cancel_go_on_while_every_worker_is_busy(deploy: De
     assert here.decide(here.turn(gated[1])["calls"][0]["approval_id"]).status_code == 410
     assert here.turn(busy[1])["state"] == "running", "all that happened while the worker was full"
     assert here.ledger.lines("effects") == []
+
+
+def test_recovery_decisions_expiry_and_cancel_go_on_beside_64_model_calls(deploy: Deploy) -> None:
+    here = deploy(GATE_TIMEOUT_S="20")
+    doomed = here.worker()
+    gated = [here.submit(f"g{i}", [("pay", {"key": f"p{i}"})]) for i in range(2)]
+    here.until(lambda: all(here.turn(turn)["state"] == "waiting" for turn in gated), "the approvals")
+    orphan = here.submit("orphan", sleep_s=300)
+    here.until(lambda: here.ledger.asked("orphan") == 1, "the model to be asked")
+    here.stack.threads = 64
+    here.worker()
+    busy = [here.submit(f"b{i}", sleep_s=300) for i in range(70)]
+    asked = [f"b{i}" for i in range(70)]
+    here.until(lambda: sum(here.ledger.asked(name) for name in asked) == 70, "every thread to be at a model")
+    store = redis.Redis.from_url(here.stack.redis.url, decode_responses=True)
+    # of the 8 threads of the first worker one has the orphan and the others took some of the 70
+    held = {turn for turn in [orphan, *busy] if any(f"/{turn}/" in step for step in steps_on(store, doomed.pid))}
+    assert orphan in held
+    doomed.kill()
+    here.until(lambda: store.llen("plan") + len(waiting_for_a_worker(store, held)) >= 1, "its steps to be sent again")
+    approval = here.turn(gated[1])["calls"][0]["approval_id"]
+    assert here.decide(approval).status_code == 200
+    here.until(lambda: store.llen("tools") == 1, "the decided call to wait for a worker")
+    assert here.http.post(f"/v1/turns/{busy[0]}/cancel").json()["state"] == "cancelled"
+    here.until(lambda: here.turn(gated[0])["calls"][0]["state"] == "expired", "the approval to expire")
+    assert here.ledger.effects("p0") == here.ledger.effects("p1") == 0, "all that happened while no worker was free"
+    here.stack.threads = 8
+    here.worker()
+    here.until(lambda: here.ledger.asked("orphan") == 2, "a free worker to take what the dead one had")
+    assert here.ended(gated[1])["state"] == "completed" and here.ledger.effects("p1") == 1
+
+
+def steps_on(store: redis.Redis, pid: int) -> list[str]:
+    """The steps that the worker process of this id has claimed."""
+    return [step for key in store.keys(f"tm:run:*.{pid}.*") for step in store.smembers(key)]
+
+
+def waiting_for_a_worker(store: redis.Redis, turns: set[str]) -> list[str]:
+    """Steps of these turns that were sent and that nobody has claimed yet."""
+    return [step for step in store.zrange("tm:sent:plan", 0, -1) if step.split("/")[1] in turns]
 
 
 def test_a_deaf_worker_ends_so_that_its_supervisor_restarts_it(here: Deployment, name: str, tmp_path: Path) -> None:
