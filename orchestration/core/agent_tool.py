@@ -116,6 +116,7 @@ def child_request(
         conversation_id=f"cv_{_digest(record.call_id)[24:48]}",
         principal=request.principal,
         input=str(arguments.get("input", "")),
+        callback_url=request.callback_url,  # its approvals are told there; its end is the caller's business
         traceparent=request.traceparent,
         parent=parent.as_json(),
         accounts=[account.as_json() for account in accounts],

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from standardwebhooks import Webhook as Verifier
 
-from orchestration import Agent, BearerWebhooks, Gate, Webhook, WebhookAnswer
+from orchestration import Agent, AgentTool, BearerWebhooks, Gate, Webhook, WebhookAnswer
 from orchestration.core.errors import Invalid, Misconfigured
 from orchestration.core.outbound import GIVE_UP_S, PAUSES_S, Delivery, OutboundEvent, Way, pause_s
 from orchestration.core.principal import DEVELOPER
@@ -25,7 +25,7 @@ from orchestration.outbound.signing import secrets_of, signed_headers
 from orchestration.outbound.told import Told
 from orchestration.settings import load_settings
 from orchestration.testing.local import LocalTurnmill
-from tests.fixtures.approvals import REFUND, Script, calls, due_entries, local, refund, says, sweep
+from tests.fixtures.approvals import REFUND, Script, calls, due_entries, local, make_due, refund, says, sweep
 
 INSIDE = [
     "http://127.0.0.1:6379/",
@@ -213,6 +213,35 @@ def test_a_callback_hears_of_the_request_and_of_the_end(monkeypatch: pytest.Monk
     assert ended["type"] == "turn.ended" and ended["data"]["turn_id"] == turn["turn_id"]
     assert (ended["data"]["answer"], ended["data"]["metadata"]) == ("done", {"ticket": 7})
     assert due_entries(here, "out") == {} and tell_all(here) == []
+
+
+def test_a_callback_hears_of_a_reminder_and_of_a_request_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = posted(monkeypatch)
+    gate = Gate(timeout_s=60, remind_before_s=20, on_expiry="escalate", escalate_to=["lead"])
+    here = local(Script(calls(REFUND)), refund, approvals={"billing/refund": gate})
+    here.ask("support", "refund", callback_url=URL)
+    first = here.approvals()[0]["approval_id"]
+    for kind in ("remind", "expire"):
+        make_due(here, kind, first)
+        sweep(here)
+    tell_all(here)
+    heard = {(body["type"], body["data"]["approval_id"]) for _, _, body in sent}
+    second = here.approvals()[0]["approval_id"]
+    assert heard == {("approval.requested", first), ("approval.reminder", first), ("approval.requested", second)} and len(sent) == 3
+
+
+def test_a_callback_hears_of_what_an_agent_that_the_turn_asked_wants_and_of_one_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = posted(monkeypatch)
+    boss = Agent("boss", Script(calls(("agent-clerk", {"input": "refund"})), says("ok")), tools=[AgentTool("clerk")])
+    here = LocalTurnmill(boss, Agent("clerk", Script(calls(REFUND), says("refunded")), tools=[refund]))
+    turn = here.ask("boss", "go", callback_url=URL)
+    [approval] = here.approvals()
+    tell_all(here)
+    here.decide(approval["approval_id"], True)
+    here.run()
+    tell_all(here)
+    told = [(body["type"], body["data"]["turn_id"]) for _, _, body in sent]
+    assert told == [("approval.requested", approval["turn_id"]), ("turn.ended", turn["turn_id"])]
 
 
 def test_a_callback_hears_of_a_turn_that_never_ran(monkeypatch: pytest.MonkeyPatch) -> None:
