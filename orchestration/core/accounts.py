@@ -37,10 +37,10 @@ def accounts_of(request: TurnRequest) -> list[Account]:
 
 
 def accounts_below(request: TurnRequest, limits: Limits) -> list[Account]:
-    """The accounts of a turn that the one of `request`, within `limits`, asks for. Model calls are each turn's own."""
+    """The accounts of a turn that the one of `request`, within `limits`, asks for. Model calls and time are each turn's own."""
     own = [Account("turn", request.turn_id, limits.budget)]
     if limits.conversation is not None:
-        own.append(Account("conversation", request.conversation_id, replace(limits.conversation, max_rounds=None)))
+        own.append(Account("conversation", request.conversation_id, replace(limits.conversation, max_rounds=None, deadline_s=None)))
     return [*accounts_of(request), *(account for account in own if account.bounds != Budget())]
 
 

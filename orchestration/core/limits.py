@@ -16,13 +16,15 @@ MICROS = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What a turn or a conversation has used so far. `cost_micros` is in millionths of the currency of the prices."""
+    """What a turn or a conversation has used so far. `cost_micros` is in millionths of the currency of the prices, `seconds` is the
+    age of a conversation."""
 
     rounds: int = 0
     tool_calls: int = 0
     input_tokens: int = 0
     output_tokens: int = 0
     cost_micros: int = 0
+    seconds: float = 0.0
 
     def __add__(self, other: Spent) -> Spent:
         return Spent(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(Spent)))
@@ -41,6 +43,7 @@ class Budget:
         max_tool_calls: tools asked; calls that the loop answers itself do not count.
         max_input_tokens, max_output_tokens: tokens as the provider counts them.
         max_cost: in the currency of the setting `TURNMILL_PRICES`.
+        deadline_s: of a conversation, seconds from its first input after which no more model calls and tools begin.
     """
 
     max_rounds: int | None = None
@@ -48,10 +51,12 @@ class Budget:
     max_input_tokens: int | None = None
     max_output_tokens: int | None = None
     max_cost: float | None = None
+    deadline_s: float | None = None
 
     def __post_init__(self) -> None:
         for one in fields(self):
             _check("Budget", one.name, getattr(self, one.name), least=1 if one.name == "max_rounds" else 0)
+        _check_deadline("Budget", self.deadline_s)
 
     def used_up(self, spent: Spent, *, calls: int = 0) -> str:
         """Which bound leaves no room for another model call, or for `calls` more tool calls, with what was used; empty for none."""
@@ -64,6 +69,8 @@ class Budget:
                 return f"{name}={most} ({used} used)"
         if self.max_cost is not None and spent.cost_micros >= self.max_cost * MICROS:
             return f"max_cost={self.max_cost:g} ({spent.cost_micros / MICROS:g} used)"
+        if self.deadline_s is not None and spent.seconds >= self.deadline_s:
+            return f"deadline_s={self.deadline_s:g} ({spent.seconds:.0f} s old)"
         if self.max_tool_calls is not None and calls and spent.tool_calls + calls > self.max_tool_calls:
             return f"max_tool_calls={self.max_tool_calls} ({spent.tool_calls} used, {calls} more asked for)"
         return ""
@@ -105,8 +112,7 @@ class Limits:
         _check("Limits", "max_rounds", self.max_rounds, least=1)
         if isinstance(self.max_attempts, bool) or not isinstance(self.max_attempts, int) or self.max_attempts < 1:
             raise Misconfigured(f"Limits(max_attempts={self.max_attempts!r}): at least 1")
-        if self.deadline_s is not None and not self.deadline_s > 0:
-            raise Misconfigured(f"Limits(deadline_s={self.deadline_s!r}): a positive number of seconds, or None")
+        _check_deadline("Limits", self.deadline_s)
         for name in ("max_tool_result_chars", "max_tool_calls", "max_input_tokens", "max_output_tokens", "max_cost", "max_handoffs"):
             _check("Limits", name, getattr(self, name), least=0)
 
@@ -160,11 +166,14 @@ def usage_shown(usage: Usage, cost_micros: int = 0) -> dict[str, int | float]:
     return tokens | ({"cost": cost_micros / MICROS} if cost_micros else {})
 
 
+def _check_deadline(what: str, seconds: Any) -> None:
+    if seconds is not None and not seconds > 0:
+        raise Misconfigured(f"{what}(deadline_s={seconds!r}): a positive number of seconds, or None")
+
+
 def _check(what: str, name: str, value: Any, *, least: int) -> None:
     if value is None:
         return
-    kinds = (int, float) if name == "max_cost" else (int,)
+    kinds = (int, float) if name in ("max_cost", "deadline_s") else (int,)
     if isinstance(value, bool) or not isinstance(value, kinds) or not math.isfinite(value) or value < least:
-        raise Misconfigured(
-            f"{what}({name}={value!r}): {'a number' if name == 'max_cost' else 'a whole number'} of at least {least}, or None"
-        )
+        raise Misconfigured(f"{what}({name}={value!r}): {'a number' if float in kinds else 'a whole number'} of at least {least}, or None")

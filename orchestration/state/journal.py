@@ -70,6 +70,10 @@ class TurnSoFar:
     last_input_tokens: int = 0
     accounts: tuple[Account, ...] = ()
 
+    def aged(self, seconds: float) -> TurnSoFar:
+        """The turn in a conversation of this age."""
+        return replace(self, conversation_spent=replace(self.conversation_spent, seconds=seconds))
+
     def with_spent(self, used: Spent) -> TurnSoFar:
         """The turn when it has used this much more."""
         above = tuple(replace(account, spent=account.spent + used) for account in self.accounts)

@@ -75,6 +75,8 @@ def _once(claim: Claim, turn: TurnSoFar, ports: Ports) -> tuple[Claim, TurnSoFar
         max_attempts = agent.limits.max_attempts
         if claim.attempt > MAX_CLAIMS:
             raise StepLost(f"step {claim.step.task_id} was begun {claim.attempt - 1} times and never finished")
+        if agent.limits.conversation is not None and turn.entries:
+            turn = turn.aged((claim.store_now_ms() - turn.entries[0]["ms"]) / 1000)
         if turn.request.accounts:
             turn = replace(turn, accounts=ports.journal.accounts(turn.request))
         over = before_asking(agent, agent.limits, claim.step.round, turn.spent, turn.conversation_spent, turn.accounts)

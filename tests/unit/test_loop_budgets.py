@@ -99,6 +99,18 @@ def test_a_conversation_has_a_budget_of_its_own(turnmill: Turnmill, budget: Budg
     assert model.asked == 3
 
 
+def test_a_conversation_may_have_its_time(turnmill: Turnmill) -> None:
+    model = ScriptedModel([says("one"), call(), says("never")])
+    here = turnmill(Agent("a", model, tools=[add], limits=Limits(conversation=Budget(deadline_s=1000))))
+    assert here.ask("a", "1", conversation_id="c")["stop_reason"] == "answer"
+    log = here.ports.store.client
+    first = json.loads(str(log.lindex("tm:dev:conv:c:log", 0)))
+    log.lset("tm:dev:conv:c:log", 0, json.dumps(first | {"ms": first["ms"] - 1_000_000}))
+    turn = here.ask("a", "2", conversation_id="c")
+    assert turn["stop_reason"] == "budget" and "the conversation's budget deadline_s=1000" in turn["error"]["detail"]
+    assert model.asked == 1 and here.ask("a", "2", conversation_id="d")["stop_reason"] == "answer"
+
+
 def test_tool_calls_count_across_the_turns_of_a_conversation(turnmill: Turnmill) -> None:
     model = ScriptedModel([call(), "one", call(calls=2), call(calls=2)])
     here = turnmill(Agent("a", model, tools=[add], limits=Limits(conversation=Budget(max_tool_calls=2))))
