@@ -13,10 +13,11 @@ from pathlib import Path
 from orchestration.actions.pass_on import pass_on
 from orchestration.core.frames import FrameKind, frame
 from orchestration.core.ids import StepId
+from orchestration.core.limits import usage_shown
 from orchestration.core.model import Usage
 from orchestration.core.safe_json import dumps
 from orchestration.core.turn import StopReason, state_at_end
-from orchestration.state.journal import Claim
+from orchestration.state.journal import Claim, TurnSoFar
 from orchestration.wiring import Ports
 
 log = logging.getLogger("turnmill.steps")
@@ -96,11 +97,11 @@ def wake(ports: Ports, steps: Sequence[StepId]) -> None:
         pass_on(ports, ports.outbox.promote(step))
 
 
-def end_with_error(ports: Ports, claim: Claim, usage: Usage, code: str, detail: str, frames: list[str]) -> None:
-    """End the turn: a step failed for good."""
+def end_with_error(ports: Ports, claim: Claim, turn: TurnSoFar | None, code: str, detail: str, frames: list[str]) -> None:
+    """End the turn: a step failed for good. `turn` is None when it could not be read."""
     step = claim.step
     fault = {"code": code, "detail": detail[:1000]}
-    counted = {"input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens}
+    counted = usage_shown(turn.usage, turn.spent.cost_micros) if turn is not None else usage_shown(Usage())
     frames = [
         *frames,
         frame(FrameKind.ERROR, step.turn_id, step.round, **fault),

@@ -12,7 +12,6 @@ from orchestration.core.errors import StepLost, StoreUnavailable
 from orchestration.core.ids import StepId
 from orchestration.core.limits import Limits
 from orchestration.core.loop import after_round
-from orchestration.core.model import Usage
 from orchestration.core.round import NextRound
 from orchestration.core.safe_json import clean_text, dumps
 from orchestration.state.journal import Claim, NotClaimed, RoundSoFar, TurnSoFar
@@ -36,12 +35,12 @@ def observe(step: StepId, ports: Ports) -> str:
         reached("committed", step)
         turn, _ = ports.journal.turn_so_far(fields)
         return work(claim, turn, ports)
-    usage = Usage()
+    known: TurnSoFar | None = None
     try:
         if claim.attempt > MAX_CLAIMS:
             raise StepLost(f"step {step.task_id} was begun {claim.attempt - 1} times and never finished")
         turn, rest = ports.journal.turn_so_far(fields)
-        usage = turn.usage
+        known = turn
         round_ = ports.journal.round_so_far(rest)
         reached("observing", step)
         following = _commit(claim, turn, round_, ports)
@@ -53,7 +52,7 @@ def observe(step: StepId, ports: Ports) -> str:
         if claim.attempt < Limits().max_attempts:
             try_again(ports, claim, None)
         else:
-            end_with_error(ports, claim, usage, "internal_error", "Internal error", [])
+            end_with_error(ports, claim, known, "internal_error", "Internal error", [])
         return "failed"
     reached("committed", step)
     return work(*following, ports) if following else "fenced"

@@ -30,7 +30,7 @@ from orchestration.steps.asking import approval_frame, approval_of, log_refused,
 from orchestration.steps.claims import holds_claims
 from orchestration.steps.ending import MAX_FRAME_CHARS, asked_log, ending, round_log
 from orchestration.steps.faults import MAX_CLAIMS, end_with_error, log_unexpected, reached, try_again, wake
-from orchestration.steps.request import ask, check_price, round_catalogue, spend_of, spent_on
+from orchestration.steps.request import ask, check_price, compact_when_due, round_catalogue, spend_of, spent_on
 from orchestration.steps.rounds import tell_round
 from orchestration.steps.token_frames import TokenFrames
 from orchestration.wiring import Ports
@@ -86,6 +86,7 @@ def _once(claim: Claim, turn: TurnSoFar, ports: Ports) -> tuple[Claim, TurnSoFar
         check_price(agent, turn.request, ports)
         catalogue = round_catalogue(agent, turn.request, ports, claim.step.round, turn.entries, sure=True)
         with counted(places):
+            turn = compact_when_due(claim, turn, agent, ports)
             reply, turn = ask(claim, turn, agent, catalogue, ports, tokens)
         reached("replied", claim.step)
         return _commit(claim, turn, ports, agent, catalogue, reply, tokens)
@@ -102,15 +103,15 @@ def _once(claim: Claim, turn: TurnSoFar, ports: Ports) -> tuple[Claim, TurnSoFar
         if error.retryable and claim.attempt < max_attempts:
             try_again(ports, claim, error.retry_after_s, void_tokens=tokens.any)
         else:
-            end_with_error(ports, claim, turn.usage, f"model_{error.kind}", str(error), tokens.rest())
+            end_with_error(ports, claim, turn, f"model_{error.kind}", str(error), tokens.rest())
     except TurnmillError as error:
-        end_with_error(ports, claim, turn.usage, error.code, str(error), tokens.rest())
+        end_with_error(ports, claim, turn, error.code, str(error), tokens.rest())
     except Exception as error:
         log_unexpected(claim.step, error)
         if claim.attempt < max_attempts:
             try_again(ports, claim, None, void_tokens=tokens.any)
         else:
-            end_with_error(ports, claim, turn.usage, "internal_error", "Internal error", tokens.rest())
+            end_with_error(ports, claim, turn, "internal_error", "Internal error", tokens.rest())
     return None
 
 

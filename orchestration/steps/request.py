@@ -68,17 +68,12 @@ def _described(spec: ToolSpec, described: dict[str, str]) -> ToolSpec:
     return replace(spec, description=described.get(spec.agent) or f"Ask the agent {spec.agent}.")
 
 
-def ask(
-    claim: Claim, turn: TurnSoFar, agent: Agent, catalogue: Catalogue, ports: Ports, tokens: TokenFrames
-) -> tuple[ModelReply, TurnSoFar]:
-    """The model's reply, and the turn with the view of its conversation that the model was sent.
-
-    A compaction that is due comes first. When the model says that the messages are too long, they are made shorter and it is
-    asked once more.
+def compact_when_due(claim: Claim, turn: TurnSoFar, agent: Agent, ports: Ports) -> TurnSoFar:
+    """The turn with a shorter view of its conversation, where a compaction is due.
 
     Raises:
-        ModelError: the model did not answer.
-        CompactionError: the compactor returned what cannot be sent; the model was not asked.
+        ModelError: the compactor asked a model, which did not answer.
+        CompactionError: the compactor returned what cannot be sent.
         Fenced: the step is no longer ours.
     """
     upto = due(
@@ -88,8 +83,21 @@ def ask(
         keep_rounds=agent.keep_recent_rounds,
         last_input_tokens=turn.last_input_tokens,
     )
-    if upto:
-        turn = _compact(claim, turn, agent, ports, upto)
+    return _compact(claim, turn, agent, ports, upto) if upto else turn
+
+
+def ask(
+    claim: Claim, turn: TurnSoFar, agent: Agent, catalogue: Catalogue, ports: Ports, tokens: TokenFrames
+) -> tuple[ModelReply, TurnSoFar]:
+    """The model's reply, and the turn with the view of its conversation that the model was sent.
+
+    When the model says that the messages are too long, they are made shorter and it is asked once more.
+
+    Raises:
+        ModelError: the model did not answer.
+        CompactionError: the compactor returned what cannot be sent; the model was not asked.
+        Fenced: the step is no longer ours.
+    """
     try:
         return _complete(turn, agent, catalogue, tokens), turn
     except ModelError as error:

@@ -278,6 +278,14 @@ def test_what_a_compactors_model_uses_counts(turnmill: Turnmill, in_async_code: 
     assert bool(here.ports.store.client.exists("tm:model:small:begun")) == limited
 
 
+def test_what_it_used_is_shown_where_the_turn_fails_afterwards(turnmill: Turnmill) -> None:
+    model = ScriptedModel([asks(1, 200), asks(2, 200), asks(3, 200), Step(error="auth")])
+    here = turnmill(Agent("a", model, tools=[query], compact_after=100, compactor=summary(Small())), prices=PRICES)
+    turn = here.ask("a", "dig", conversation_id="c")
+    assert turn["error"]["code"] == "model_auth" and turn["usage"]["input_tokens"] == 600 + 1000
+    assert only(here.frames("c"), "done")["usage"] == turn["usage"]
+
+
 def test_a_compactors_model_works_within_the_budget(turnmill: Turnmill) -> None:
     model = ScriptedModel([asks(1, 200), asks(2, 200), asks(3, 200), asks(4, 200), says("never")])
     compactor = summary(ScriptedModel(["short"], model="small"))
