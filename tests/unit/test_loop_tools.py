@@ -119,6 +119,19 @@ def test_loaded_tools_stay_loaded_in_later_turns_and_those_that_left_do_not(turn
     assert model.requests[2].tool_names == ["load_tools", "notes-write"]
 
 
+def test_loaded_tools_stay_loaded_whatever_becomes_of_the_messages_that_loaded_them(turnmill: Turnmill) -> None:
+    loads = [("load_tools", {"names": ["notes-write"]})], [("load_tools", {"names": ["geo-look_up", "notes-write"]})]
+    declared, model = deferred(*loads, [("notes-read", {})], "done", "again", compact_after=1, keep_recent_rounds=0)
+    declared = replace(declared, compactor=lambda older: [{"role": "user", "content": "(forgotten)"}])
+    here = turnmill(declared)
+    here.ask("a", "hi", conversation_id="c")
+    here.project.agents["a"] = replace(declared, max_history_messages=1)
+    here.ask("a", "hi", conversation_id="c")
+    assert not any("load_tools" in json.dumps(message) for message in model.requests[4].messages)
+    for request in model.requests[2:]:
+        assert request.tool_names == ["load_tools", "notes-write", "geo-look_up"], "in the order in which they were loaded"
+
+
 def test_loading_without_names_is_an_error_that_helps(turnmill: Turnmill) -> None:
     declared, model = deferred([("load_tools", {}), ("load_tools", {"names": []})], "done")
     turnmill(declared).ask("a", "hi")
