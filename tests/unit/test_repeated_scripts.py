@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from orchestration import Agent, AgentTool, tool
+from orchestration import Agent, AgentTool, Limits, Message, tool
 from orchestration.actions import read
 from orchestration.actions.cancel import cancel_call
 from orchestration.core.turn import OnBusy
-from orchestration.models import ScriptedModel, Step
+from orchestration.models import ScriptedModel, Step, call_model
 from orchestration.testing.frames import assert_paired, assert_whole
 from orchestration.testing.local import LocalTurnmill
 
@@ -177,3 +177,35 @@ def test_an_agent_asked_by_another_starts_and_answers_once() -> None:
     assert ended["answer"] == "done" and ran == ["x"]
     assert ended["usage"] == here.turn(turn.turn_id)["usage"]
     assert counts(here) == ("0", 0, [])
+
+
+def test_what_was_used_counts_once_at_every_level_and_a_round_is_told_of_once() -> None:
+    told: list[tuple[int, str | None]] = []
+    boss = ScriptedModel([calls(("agent-research", {"input": "x"}), ("agent-research", {"input": "y"})), "done"])
+    research = ScriptedModel(
+        [calls(("web-search", {"q": "a"})), calls(("web-search", {"q": "b"})), calls(("web-search", {"q": "c"})), "x", "y", "z"]
+    )
+
+    def compact(messages: Any) -> list[Message]:
+        return [{"role": "user", "content": call_model(summary, messages).content}]
+
+    summary = ScriptedModel(["short"] * 9)
+    here = doubled(
+        Agent(
+            "boss",
+            boss,
+            tools=[AgentTool("research")],
+            limits=Limits(max_tool_calls=5),
+            on_round=lambda c: told.append((c["round"], c["stop_reason"])),
+        ),
+        Agent("research", research, tools=[search], compact_after=1, keep_recent_rounds=0, compactor=compact),
+    )
+    turn = here.submit("boss", "go", conversation_id="c")
+    run(here)
+    ended = here.turn(turn.turn_id)
+    due = [str(entry) for entry in here.ports.store.client.zrange("tm:due", 0, -1)]
+    assert told == [(1, None)] and due == [f"out:dev/round.turn_ended.{turn.turn_id}.1"], "a send whose answer got lost comes again"
+    asked = boss.asked + research.asked + summary.asked
+    assert summary.asked > 0 and ended["usage"] == {"input_tokens": 7 * asked, "output_tokens": 3 * asked}
+    kept = here.ports.conversations.conversation("dev", "c")
+    assert (kept["in"], kept["tools"]) == (str(7 * asked), str(2 + len(ran)))
