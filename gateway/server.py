@@ -1,4 +1,4 @@
-"""What the server under the app must do and ASGI has no words for: bound the heads of requests, ping, and stop in a bounded time.
+"""What the server under the app must do and ASGI has no words for: bound what strangers can make it keep, ping, and stop in a bounded time.
 
 Whoever starts `uvicorn gateway.app:app` need not know of it: the app sets its server up as it starts. Servers other than uvicorn are left
 as they are.
@@ -13,6 +13,8 @@ from typing import Any
 
 from starlette.types import Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import Frame
 
 #: Seconds between two pings of a WebSocket, and uvicorn's own choice, which ours replaces.
 PING_S, UVICORN_PING_S = 30.0, 20.0
@@ -22,6 +24,9 @@ STOP_S = 10
 
 #: Bytes of a request's first line and headers together, and seconds in which they must be complete.
 MAX_HEAD_BYTES, HEAD_S = 65_536, 30.0
+
+#: Bytes that a channel may send while it does not take what it is sent; pieces of one message; pings and pongs in a second.
+MAX_UNHEARD_BYTES, MAX_FRAGMENTS, MAX_CONTROLS_PER_S = 4_194_304, 5_000, 100
 
 #: Bytes on the wire that one byte of a body may take: a chunk of its own, with a spare.
 _WIRE_BYTES = 9
@@ -80,8 +85,45 @@ class BoundedHeads(HttpToolsProtocol):
         self.transport.close()
 
 
+class BoundedChannels(WebSocketsSansIOProtocol):
+    """uvicorn's own protocol, which answers any number of pings to a peer that does not read, and keeps any number of pieces of a message.
+
+    Who does such things is hung up on without a word; no client that works ever meets these bounds.
+    """
+
+    _unheard = 0
+    _controls = 0
+    _controls_since = 0.0
+
+    def data_received(self, data: bytes) -> None:
+        self._unheard = 0 if self.writable.is_set() else self._unheard + len(data)
+        if self._unheard > MAX_UNHEARD_BYTES:
+            self.transport.abort()
+            return
+        super().data_received(data)
+        if len(self.frames) > MAX_FRAGMENTS:
+            self.transport.abort()
+
+    def handle_ping(self) -> None:
+        if self._within_bounds():
+            super().handle_ping()
+
+    def handle_pong(self, event: Frame) -> None:
+        if self._within_bounds():
+            super().handle_pong(event)
+
+    def _within_bounds(self) -> bool:
+        now = self.loop.time()
+        if now - self._controls_since > 1.0:
+            self._controls_since, self._controls = now, 0
+        self._controls += 1
+        if self._controls > MAX_CONTROLS_PER_S:
+            self.transport.abort()
+        return self._controls <= MAX_CONTROLS_PER_S
+
+
 def tune_server(send: Send, argv: Sequence[str], environ: Mapping[str, str]) -> None:
-    """Set up the uvicorn that runs this app, unless its operator chose otherwise: heads are bounded, a ping goes out every `PING_S`
+    """Set up the uvicorn that runs this app, unless its operator chose otherwise: what comes in is bounded, a ping goes out every `PING_S`
     seconds, and a stop waits for open connections `STOP_S` seconds and not for ever, which one client that does not read would make of it.
 
     `send` is that of the lifespan; uvicorn's belongs to an object that holds its configuration.
@@ -96,3 +138,5 @@ def tune_server(send: Send, argv: Sequence[str], environ: Mapping[str, str]) -> 
             setattr(config, option, ours)
     if getattr(config, "http_protocol_class", None) is HttpToolsProtocol:
         config.http_protocol_class = BoundedHeads
+    if getattr(config, "ws_protocol_class", None) is WebSocketsSansIOProtocol:
+        config.ws_protocol_class = BoundedChannels

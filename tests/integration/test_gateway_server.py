@@ -133,3 +133,37 @@ def test_a_channel_outlives_the_bound_on_heads(gateway_: Served, monkeypatch: py
             channel.recv(timeout=1)
         channel.send("5")
         assert json.loads(channel.recv(timeout=30))["code"] == "bad_request"
+
+
+def frame_of(opcode: int, payload: bytes = b"", *, final: bool = True) -> bytes:
+    """One short frame as a client sends it; the mask changes nothing."""
+    return bytes([opcode | (0x80 if final else 0), 0x80 | len(payload)]) + b"\0\0\0\0" + payload
+
+
+FLOODS = {
+    "pings": (b"", frame_of(9, b"p" * 125)),
+    "empty pings": (b"", frame_of(9)),
+    "pongs": (b"", frame_of(10)),
+    "pieces of one message": (frame_of(1, b'"', final=False), frame_of(0, final=False)),
+    "messages that are none": (b"", frame_of(1, b"5")),
+}
+
+
+@pytest.mark.parametrize("name", FLOODS)
+def test_a_channel_that_floods_and_does_not_read_is_hung_up_on_or_waits(gateway_: Served, name: str) -> None:
+    begin, piece = FLOODS[name]
+    before = psutil.Process().memory_info().rss
+    with line(gateway_) as opened:
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        opened.sendall(
+            b"GET /v1/agents/support/channel HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+        )
+        assert opened.recv(10).startswith(b"HTTP/1.1")
+        opened.settimeout(2)  # one that is made to wait waits for ever
+        opened.sendall(begin)
+        assert send_until_refused(opened, piece * 2000, 100_000_000) < 100_000_000
+    assert psutil.Process().memory_info().rss - before < 40_000_000
+    with connect(gateway_.url.replace("http", "ws", 1) + "/v1/agents/support/channel") as channel:
+        assert "conversation_id" in channel.recv(timeout=30)
+        assert channel.ping().wait(30), "one that does as it should goes on"
