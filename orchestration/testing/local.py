@@ -226,11 +226,12 @@ class LocalTurnmill:
 
     def _complain(self) -> None:
         """Raise what a test of an agent should not pass over: the mistakes of its script."""
-        for turn_id in self._submitted:
-            error = self.ports.conversations.fields(self.principal.tenant, turn_id, "error")[0] or ""
-            if ScriptEnded.__name__ in error:
-                self._submitted.remove(turn_id)
-                raise ScriptEnded(json.loads(error)["detail"])
+        for turn_id in list(self._submitted):
+            error, ended = self.ports.conversations.fields(self.principal.tenant, turn_id, "error", "ended")
+            if error or ended:
+                self._submitted.remove(turn_id)  # once is enough
+            if ScriptEnded.__name__ in (error or ""):
+                raise ScriptEnded(json.loads(error or "")["detail"])
 
     def run_one(self, step: StepId) -> str:
         """Run one step, as its task would; a step may be given any number of times."""
