@@ -118,16 +118,23 @@ def test_while_redis_loads_its_data_everybody_waits(deploy: Deploy, tmp_path: Pa
     assert list(dumps.iterdir()) == [], "no message was left in a file"
 
 
-def test_a_worker_that_starts_while_redis_loads_waits_for_it(deploy: Deploy) -> None:
+def test_who_starts_while_redis_loads_waits_for_it(deploy: Deploy) -> None:
     here = deploy()
     server = here.stack.redis
     make_slow_to_load(server)
-    turn = here.submit("a", [("write", {"key": "e"})])
+    turn = here.submit("a", [("note", {"key": "e"})])
+    for name in ("tools", "control", "gateway"):
+        here.stack[name].stop()
     starting = loads_again(server)
     here.until(lambda: says_loading(server), "Redis to load")
+    for name in ("tools", "control", "gateway"):
+        here.stack[name].start()
     worker = here.worker()
     starting.join()
-    assert here.ended(turn)["state"] == "completed" and worker.running
+    for name in ("tools", "control", "gateway"):
+        here.stack[name].wait_ready()
+    assert here.ended(turn)["state"] == "completed" and here.ledger.effects("e") == 1
+    assert worker.running and all(here.stack[name].running for name in here.stack.names())
 
 
 def test_a_worker_survives_a_redis_that_loads_while_it_says_hello(here: Deployment, name: str, tmp_path: Path) -> None:
