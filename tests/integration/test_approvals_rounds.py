@@ -68,7 +68,7 @@ def test_one_after_the_other_each_waits_for_what_stands_before_it(here: Desk, ke
     ended = here.ended(turn)
     assert ended["state"] == "completed" and states(here, turn) == ["completed"] * 6
     assert effects(here, key) == [f"look {key}a", f"{key}b 1", f"look {key}d", f"{key}c 5", f"look {key}e", f"{key}f 5"]
-    assert ended["answer"] == "looked; wired 1; wired 5; looked; looked; wired 5; transferred to desk", "in the order of the calls"
+    assert ended["answer"] == "looked; wired 1; wired 5; looked; looked; wired 5; Transferred to desk.", "in the order of the calls"
     assert [frame["name"] for frame in here.frames(turn, "handoff")] == ["desk"]
 
 
@@ -84,7 +84,7 @@ def test_side_by_side_they_are_decided_in_any_order(here: Desk, key: str) -> Non
     ended = here.ended(turn)
     assert states(here, turn) == ["completed", "completed", "completed", "completed", "denied"]
     assert sorted(effects(here, key)) == sorted([f"{key}a 5", f"{key}b 5", f"look {key}c"])
-    assert ended["answer"] == "wired 5; wired 5; looked; transferred to desk; approval_denied: desk-wire was denied: not that one"
+    assert ended["answer"] == "wired 5; wired 5; looked; Transferred to desk.; approval_denied: desk-wire was denied: not that one"
 
 
 def test_cancelling_the_caller_cancels_what_its_agent_asked_and_a_later_yes_runs_nothing(here: Desk, key: str) -> None:
