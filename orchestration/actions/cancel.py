@@ -44,7 +44,7 @@ def cancel_as_due(ports: Ports, tenant: str, turn_id: str) -> None:
 
     In the audit stream it was ended by whoever ended what it ran for.
     """
-    by, source = (json.loads(text or "null") for text in ports.conversations.fields(tenant, turn_id, "ended_by", "ended_from"))
+    by, source = (json.loads(text or "null") for text in ports.conversations.fields(tenant, turn_id, "cancel_by", "cancel_from"))
     end_now(ports, tenant, turn_id, StopReason.CANCELLED, by=by or "", source=source or "interrupt")
 
 

@@ -32,7 +32,7 @@
 --   c:{round}:{i} the call; cs:{round}:{i} its state; cr:{round}:{i} its result; cb:/ce: when it began and ended (ms);
 --   le:{round}, lr:{round}:{i} until the round is closed: entries of the log, of the reply and of each call's result;
 --   ca:{round}:{i} its approval; ok:{round}:{i} the approved arguments; humans, runs: undecided approvals of it and of the turns it waits for, and those under which the deadline runs;
---   clock what is left of the deadline (ms) while it stands still; ended_by, ended_from who ended what it ran for (JSON); tell the ways in which the turn's end is told to the outside;
+--   clock what is left of the deadline (ms) while it stands still; cancel_by, cancel_from who ended what it ran for (JSON); tell the ways in which the turn's end is told to the outside;
 --   ended_by the agent whose on_round is one of these
 --   active the agent that goes on with it after a handoff; cost (millionths), tools (asked by it), asked (model calls); seq:{round} its calls run in order;
 --   token until when the caller's token holds (ms), where one was kept
@@ -558,7 +558,7 @@ end
 local function abandon(tenant, child, by, from)
   local key = turn_key(tenant, child)
   if has_ended(get(key, 'state') or 'completed') then return end
-  if not get(key, 'ended_by') then put(key, 'ended_by', by or 'null', 'ended_from', from or 'null') end
+  if not get(key, 'cancel_by') then put(key, 'cancel_by', by or 'null', 'cancel_from', from or 'null') end
   call('ZADD', 'tm:due', text(NOW_MS), 'cancel:' .. tenant .. '/' .. child)
 end
 
