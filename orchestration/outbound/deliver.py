@@ -38,7 +38,7 @@ def deliver(ports: Ports, tenant: str, name: str, number: int) -> str:
         StoreUnavailable: Redis is away; the delivery stays due.
     """
     delivery = Delivery.parse(name)
-    attempt = ports.outbound.begin(tenant, delivery, number)
+    attempt = ports.outbound.begin(tenant, delivery, number, ports.lease.process)
     if attempt is None:
         return "not_due"
     if not _room.acquire(blocking=False):

@@ -16,8 +16,9 @@ from orchestration.state.store import Store, texts, translated
 #: How long an attempt's message may be on its way before it is sent again, in milliseconds.
 SENT_MS = 60_000
 
-#: How long an attempt may take before its worker counts as lost, in milliseconds; longer than any attempt takes.
-ATTEMPT_MS = 90_000
+#: How long an attempt may take before its worker counts as lost, in milliseconds; longer than any attempt takes. Every `LOOK_MS` it is
+#: looked whether that worker still has its lease.
+ATTEMPT_MS, LOOK_MS = 90_000, 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +50,13 @@ class Outbound:
 
     def to_send(self, tenant: str, name: str) -> int | None:
         """The number of the attempt that a message is to be sent for now, if one is."""
-        answer = self._store.run("outbound_send", tenant, name, SENT_MS)
+        answer = self._store.run("outbound_send", tenant, name, SENT_MS, LOOK_MS)
         return int(answer[0]) if answer else None
 
-    def begin(self, tenant: str, delivery: Delivery, number: int) -> Attempt | None:
-        """Begin an attempt; None when it is not to be made (any more)."""
+    def begin(self, tenant: str, delivery: Delivery, number: int, process: str = "") -> Attempt | None:
+        """Begin an attempt, which `process` makes; None when it is not to be made (any more)."""
         claim = secrets.token_hex(8)
-        answer = texts(self._store.run("outbound_claim", tenant, delivery.name, number, claim, ATTEMPT_MS))
+        answer = texts(self._store.run("outbound_claim", tenant, delivery.name, number, claim, ATTEMPT_MS, process, LOOK_MS))
         return Attempt(tenant, delivery, number, claim, int(answer[0]), int(answer[1])) if answer else None
 
     def delivered(self, attempt: Attempt) -> None:

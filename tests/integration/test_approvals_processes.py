@@ -111,6 +111,18 @@ def test_a_broken_hook_strands_nothing_and_is_tried_again(here: Desk, key: str) 
     assert here.ended(turn)["state"] == "completed"
 
 
+def test_a_process_that_dies_while_it_tells_a_human_is_followed_by_another(here: Desk, key: str) -> None:
+    turn = here.submit(wire(key), agent="patient")
+    [id_] = here.waiting(turn)
+    here.until(lambda: id_ in here.ledger.lines("hook"), "the hook to begin")
+    here.stack["control"].kill()
+    here.stack["control"].start().wait_ready()
+    here.until(lambda: id_ in here.ledger.lines("told"), "somebody else to tell")
+    assert here.ledger.lines("hook").count(id_) == 2
+    assert here.decide(id_, False).status_code == 200
+    assert here.ended(turn)["state"] == "completed"
+
+
 def test_a_chord_whose_keys_are_long_gone_is_completed_from_the_journal(here: Desk, key: str) -> None:
     turn = here.submit(wire(key), look(key))
     [id_] = here.waiting(turn)

@@ -24,6 +24,7 @@ from orchestration.outbound.events import callback_body
 from orchestration.outbound.signing import secrets_of, signed_headers
 from orchestration.outbound.told import Told
 from orchestration.settings import load_settings
+from orchestration.state.leases import ProcessLease
 from orchestration.testing.local import LocalTurnmill
 from tests.fixtures.approvals import REFUND, Script, calls, due_entries, local, make_due, refund, says, sweep
 
@@ -317,12 +318,29 @@ def test_a_lost_message_is_sent_again_and_a_dead_attempt_is_made_again(monkeypat
     sweep(here)
     assert [attempt for _, _, attempt in here.queue.outbound] == [1], "it was not begun, so it is the same attempt"
     here.queue.outbound.clear()
-    dead = here.ports.outbound.begin("dev", delivery, 1)
+    lost = ProcessLease(here.ports.store, here.ports.outbox)
+    lost.register()
+    dead = here.ports.outbound.begin("dev", delivery, 1, lost.process)
     assert dead is not None
+    assert tell_all(here) == [] and len(due_entries(here, "out")) == 1, "whoever makes it lives, and has time"
+    lost.give_back()
     assert tell_all(here) == ["done"] and len(sent) == 1
     here.ports.outbound.delivered(dead)
     view = here.ports.outbound.look("dev", delivery)
     assert view is not None and (view.state, view.attempt) == ("done", 2)
+
+
+def test_an_attempt_that_takes_too_long_is_made_again_although_its_process_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = posted(monkeypatch)
+    here = local(Script(says("hi")))
+    turn = here.ask("support", "hi", callback_url=URL)
+    delivery = Delivery(Way.CALLBACK, OutboundEvent.TURN_ENDED, turn["turn_id"])
+    sweep(here)
+    here.queue.outbound.clear()
+    assert here.ports.outbound.begin("dev", delivery, 1, here.ports.lease.process) is not None
+    assert tell_all(here) == []
+    here.ports.store.client.hset(f"tm:dev:out:{delivery.name}", "until", "1")
+    assert tell_all(here) == ["done"] and len(sent) == 1
 
 
 def test_a_process_makes_few_attempts_at_a_time_and_puts_the_others_off(monkeypatch: pytest.MonkeyPatch) -> None:
