@@ -97,7 +97,8 @@ def test_megabytes_of_arguments_and_results_arrive(serving: Serving, mesh: Zenoh
     known(mesh, "kinds/double")
     text = "é" * 1_000_000
     for payload in (True, False):
-        assert mesh.ask(replace(query("kinds/double", f"c{payload}", text=text), payload=payload)).value == text * 2
+        patient = replace(query("kinds/double", f"c{payload}", text=text), payload=payload, timeout_s=60.0)
+        assert mesh.ask(patient).value == text * 2
 
 
 def test_async_tools_share_one_loop_and_run_at_once(serving: Serving, mesh: ZenohMesh) -> None:
