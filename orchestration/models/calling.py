@@ -12,6 +12,7 @@ import threading
 import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextvars import copy_context
 from functools import lru_cache
 from pathlib import PurePath
 from queue import SimpleQueue
@@ -68,7 +69,18 @@ async def call_model_async(
     model: Model, messages: Sequence[Message], *, tools: Sequence[ToolDefinition] | None = None, sink: Sink | None = None
 ) -> ModelReply:
     """`call_model` for async code, such as an async compactor: it waits in a thread, whatever loop runs. `sink` is called there."""
-    return await asyncio.to_thread(call_model, model, messages, tools=tools, sink=sink)
+    context, future = copy_context(), Future[ModelReply]()
+    future.set_running_or_notify_cancel()  # whoever waits may be cancelled; the call goes on to its end
+
+    def run() -> None:
+        try:
+            future.set_result(context.run(call_model, model, messages, tools=tools, sink=sink))
+        except BaseException as error:
+            future.set_exception(error)
+
+    # a thread of its own: those of a pool would hold up the end of the process as long as the model takes
+    threading.Thread(target=run, name="turnmill-model-call", daemon=True).start()
+    return await asyncio.wrap_future(future)
 
 
 def name_of(model: Any) -> str:

@@ -10,11 +10,8 @@ import atexit
 import os
 import threading
 from collections.abc import Awaitable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any
-
-#: Calls of sync models that async code may wait for at a time.
-MAX_THREADS = 64
 
 
 class LoopThread:
@@ -73,7 +70,6 @@ async def _awaited(awaitable: Awaitable[Any]) -> Any:
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:
     asyncio.set_event_loop(loop)
-    loop.set_default_executor(ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="turnmill-async-models"))
     try:
         loop.run_forever()
         left = asyncio.all_tasks(loop)
@@ -81,7 +77,6 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
             task.cancel()
         loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
         loop.run_until_complete(loop.shutdown_asyncgens())
-        loop.run_until_complete(loop.shutdown_default_executor())
     finally:
         asyncio.set_event_loop(None)
         loop.close()

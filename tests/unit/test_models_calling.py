@@ -19,7 +19,7 @@ from orchestration.models.calling import call_model, call_model_async
 from orchestration.models.failover import Failover
 from orchestration.models.limited import Limited
 from orchestration.models.loop_thread import loop_thread
-from orchestration.models.scripted import ScriptedModel
+from orchestration.models.scripted import FunctionModel, ScriptedModel
 
 MESSAGES = [{"role": "user", "content": "my secret"}]
 
@@ -146,6 +146,23 @@ def test_async_code_asks_an_async_model_through_every_wrapper() -> None:
     for model in (Streams("a"), Failover(Streams("a")), Limited(Streams("a"), concurrency=1, name="x"), ScriptedModel(["a"])):
         assert loop_thread.submit(outer(model)).result(30) == "a"
     assert asyncio.run(outer(Streams("a"))) == "a"
+
+
+def test_async_code_that_is_cancelled_leaves_the_call_alone(recwarn: pytest.WarningsRecorder) -> None:
+    held, ended = threading.Event(), threading.Event()
+
+    def answer(messages: Any) -> str:
+        held.wait(30)
+        ended.set()
+        return "late"
+
+    async def outer() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(call_model_async(FunctionModel(answer), MESSAGES), 0.01)
+
+    asyncio.run(outer())
+    held.set()
+    assert ended.wait(30) and not recwarn.list
 
 
 def test_async_code_that_would_wait_for_itself_is_told_so() -> None:
