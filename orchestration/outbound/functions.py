@@ -23,9 +23,13 @@ MAX_HANGING = 8
 _hanging = threading.Semaphore(MAX_HANGING)
 
 
-def call(function: Callable[[Any], object], argument: Any, *, limit_s: float = LIMIT_S) -> Told:
-    """Call `function` once in a thread of its own and say what came of it. Never raises, and returns after `limit_s` at the latest."""
-    if not _hanging.acquire(blocking=False):
+def call(function: Callable[[Any], object], argument: Any, *, limit_s: float = LIMIT_S, room: threading.Semaphore = _hanging) -> Told:
+    """Call `function` once in a thread of its own and say what came of it. Never raises, and returns after `limit_s` at the latest.
+
+    `room` is for those that run or hang; where it has none left, nothing is called (`busy`).
+    """
+    if not room.acquire(blocking=False):
+        log.warning("%s was not called: too many calls of functions hang", _name(function))
         return Told("busy")
     ended = threading.Event()
     failure: list[BaseException] = []
@@ -39,7 +43,7 @@ def call(function: Callable[[Any], object], argument: Any, *, limit_s: float = L
             failure.append(error)
         finally:
             ended.set()
-            _hanging.release()
+            room.release()
 
     threading.Thread(target=run, name="turnmill-function", daemon=True).start()
     if not ended.wait(limit_s):

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+
 from orchestration.core.checkpoint import checkpoint
 from orchestration.outbound.functions import call
 from orchestration.state.journal import Claim, TurnSoFar
 from orchestration.wiring import Ports
+
+#: Calls that run or hang at a time in this process: each thread of a pool has at most one that it waits for.
+MAX_AT_ONCE = 512
+
+_room = threading.Semaphore(MAX_AT_ONCE)
 
 
 def tell_round(claim: Claim, turn: TurnSoFar, ports: Ports) -> None:
@@ -23,4 +30,4 @@ def tell_round(claim: Claim, turn: TurnSoFar, ports: Ports) -> None:
         view=turn.view,
         spent=turn.conversation_spent,
     )
-    call(agent.on_round, made)
+    call(agent.on_round, made, room=_room)

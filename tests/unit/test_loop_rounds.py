@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -157,6 +159,31 @@ def test_the_agent_that_goes_on_is_the_one_that_is_told(turnmill: Turnmill) -> N
     assert [(one["agent"], one["round"], one["stop_reason"]) for one in third.all] == [("clerk", 1, "answer")]
     here.ask("router", "more", conversation_id="c")
     assert (second.all[-1]["agent"], second.all[-1]["round"]) == ("billing", 1), "the one that keeps the conversation"
+
+
+def test_many_rounds_at_once_are_all_told_of(turnmill: Turnmill) -> None:
+    together = threading.Barrier(20)
+
+    def meet(checkpoint: Checkpoint) -> None:
+        if checkpoint["stop_reason"] is None:
+            together.wait(30)
+
+    kept = Kept(meet)
+    here = turnmill(Agent("adder", ScriptedModel([[ADD]] * 20 + ["3"] * 20), tools=[add], on_round=kept))
+    for _ in range(20):
+        here.submit("adder", "1+2")
+    while any(step.kind is not StepKind.OBSERVE for step in here.queue.waiting):
+        step = here.queue.waiting.popleft()
+        if step.kind is StepKind.OBSERVE:
+            here.queue.waiting.append(step)
+        else:
+            here.run_one(step)
+    observes = list(here.queue.waiting)
+    here.queue.waiting.clear()
+    with ThreadPoolExecutor(20) as threads:
+        list(threads.map(here.run_one, observes))
+    here.run()
+    assert [one["round"] for one in kept.all].count(1) == 20 and not together.broken
 
 
 def test_what_is_no_function_is_refused() -> None:
