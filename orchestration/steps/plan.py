@@ -75,18 +75,15 @@ def _once(claim: Claim, turn: TurnSoFar, ports: Ports) -> tuple[Claim, TurnSoFar
         max_attempts = agent.limits.max_attempts
         if claim.attempt > MAX_CLAIMS:
             raise StepLost(f"step {claim.step.task_id} was begun {claim.attempt - 1} times and never finished")
-        if agent.limits.conversation is not None and turn.entries:
-            turn = turn.aged((claim.store_now_ms() - turn.entries[0]["ms"]) / 1000)
-        if turn.request.accounts:
-            turn = replace(turn, accounts=ports.journal.accounts(turn.request))
-        over = before_asking(agent, agent.limits, claim.step.round, turn.spent, turn.conversation_spent, turn.accounts)
-        if over is not None:
-            entry = message_entry(claim.step.turn_id, claim.step.round, over.text)
-            return end(claim, turn, ports, over, {"log": [dumps(entry)]}, [entry])
+        turn = _with_others(claim, turn, agent, ports)
+        if over := _over(claim, turn, agent):
+            return _not_asked(claim, turn, ports, over)
         check_price(agent, turn.request, ports)
         catalogue = round_catalogue(agent, turn.request, ports, claim.step.round, turn.entries, sure=True)
         with counted(places):
-            turn = compact_when_due(claim, turn, agent, ports)
+            before, turn = turn, compact_when_due(claim, turn, agent, ports)
+            if turn is not before and (over := _over(claim, turn, agent)):
+                return _not_asked(claim, turn, ports, over)  # a compactor's model used the rest
             reply, turn = ask(claim, turn, agent, catalogue, ports, tokens)
         reached("replied", claim.step)
         return _commit(claim, turn, ports, agent, catalogue, reply, tokens)
@@ -113,6 +110,23 @@ def _once(claim: Claim, turn: TurnSoFar, ports: Ports) -> tuple[Claim, TurnSoFar
         else:
             end_with_error(ports, claim, turn, "internal_error", "Internal error", tokens.rest())
     return None
+
+
+def _with_others(claim: Claim, turn: TurnSoFar, agent: Agent, ports: Ports) -> TurnSoFar:
+    """The turn with what its budgets depend on besides itself: the age of its conversation, and what was used on the accounts above."""
+    if agent.limits.conversation is not None and turn.entries:
+        now_ms = claim.store_now_ms()
+        turn = turn.aged((now_ms - turn.entries[0].get("ms", now_ms)) / 1000)
+    return replace(turn, accounts=ports.journal.accounts(turn.request)) if turn.request.accounts else turn
+
+
+def _over(claim: Claim, turn: TurnSoFar, agent: Agent) -> EndTurn | None:
+    return before_asking(agent, agent.limits, claim.step.round, turn.spent, turn.conversation_spent, turn.accounts)
+
+
+def _not_asked(claim: Claim, turn: TurnSoFar, ports: Ports, over: EndTurn) -> tuple[Claim, TurnSoFar] | None:
+    entry = message_entry(claim.step.turn_id, claim.step.round, over.text)
+    return end(claim, turn, ports, over, {"log": [dumps(entry)]}, [entry])
 
 
 def _commit(
