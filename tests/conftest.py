@@ -18,7 +18,7 @@ for _name in [name for name in os.environ if name.startswith("TURNMILL_") and na
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Whatever starts a whole deployment is slow, said or not; `tests/run.py` goes by it."""
-    if DEPLOYMENTS & set(item.path.parts):
+    if DEPLOYMENTS & set(item.path.relative_to(item.config.rootpath).parts):
         item.add_marker(pytest.mark.slow)
 
 
