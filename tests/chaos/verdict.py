@@ -69,7 +69,8 @@ def _ends(evidence: Evidence) -> Iterator[Fault]:
         submission = evidence.submission_of(turn_id)
         state, reason = turn["state"], turn["stop_reason"]
         if submission is None:
-            if (state, reason) not in (("completed", "answer"), ("cancelled", "cancelled")):
+            limited = _within_deadline(evidence, evidence.parents.get(turn_id, ""))
+            if (state, reason) not in (("completed", "answer"), ("cancelled", "cancelled"), ("failed", "deadline") if limited else ()):
                 yield Fault(f"the turn of a nested agent ended {state}, {reason}: {turn['error']}", turn_id)
         elif state == "cancelled":
             if turn_id not in record.cancel_wished and turn["conversation_id"] not in interrupted:
@@ -86,10 +87,17 @@ def _ends(evidence: Evidence) -> Iterator[Fault]:
         for call in turn["calls"]:
             if call["state"] in ("requested", "waiting", "running"):
                 yield Fault(f"call {call['call_id']} of an ended turn is {call['state']}", turn_id)
-            if call["state"] == "failed" and call["error"]["code"] not in FAILS_WITH:
+            code = call["error"]["code"] if call["state"] == "failed" else ""
+            if code and code not in FAILS_WITH and not (code == "agent_deadline" and _within_deadline(evidence, turn_id)):
                 yield Fault(f"call {call['call_id']} failed with {call['error']}", turn_id)
             if call["call_id"] in record.calls_cancelled and call["state"] not in ("cancelled", "unknown_outcome"):
                 yield Fault(f"the cancel of call {call['call_id']} was acknowledged, and it is {call['state']}", turn_id)
+
+
+def _within_deadline(evidence: Evidence, turn_id: str) -> bool:
+    """Whether a turn, and so those of the agents that it asks, had a deadline."""
+    submission = evidence.submission_of(turn_id) if turn_id in evidence.names else None
+    return submission is not None and submission.deadline_s is not None
 
 
 def _tokens(evidence: Evidence, turn: dict[str, Any]) -> range:
