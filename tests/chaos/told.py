@@ -148,17 +148,18 @@ def _one_watch(evidence: Evidence, watch: Watch) -> Iterator[str]:
 
 
 def callbacks(evidence: Evidence) -> Iterator[Fault]:
-    """Whoever wished to be called back was told of the turn's end and of each approval, under one id each; nobody else was."""
+    """Whoever wished to be called back was told of the turn's end and of each approval, those of the agents that it asked included,
+    under one id each; nobody else was."""
     heard: dict[str, set[str]] = {}
     for call in evidence.calls:
         if call.taken:
             heard.setdefault(call.subject, set()).add(call.message_id)
     expected: set[str] = set()
     for turn_id, turn in evidence.turns.items():
-        submission = evidence.submission_of(turn_id)
+        submission = evidence.submission_of(evidence.parents.get(turn_id, turn_id))
         if submission is None or not submission.called_back:
             continue
-        subjects = {turn_id: f"callback-turn_ended-{turn_id}-1"}
+        subjects = {} if turn_id in evidence.parents else {turn_id: f"callback-turn_ended-{turn_id}-1"}
         for approval_id in (call["approval_id"] for call in turn["calls"] if "approval_id" in call):
             subjects[approval_id] = f"callback-approval_requested-{approval_id}-1"
         expected |= subjects.keys()

@@ -77,14 +77,15 @@ def in_order() -> Evidence:
         {"kind": "approval_decision", "approval_id": "ap_1"},
         *({"kind": "tool_result", "tool_call_id": call_id} for call_id in ("tc_2", "tc_1")),
     )
-    nested = frames("tn_2", 1, *({"kind": kind, "tool_call_id": "tc_3"} for kind in ("tool_call", "tool_result")))
+    said = [{"kind": kind, "approval_id": "ap_2"} for kind in ("approval_request", "approval_decision")]
+    nested = frames("tn_2", 1, *said, *({"kind": kind, "tool_call_id": "tc_3"} for kind in ("tool_call", "tool_result")))
     for watch in (Watch(CONVERSATION, "tn_1"), Watch(CONVERSATION, agent="ledger")):
         watch.frames = [Seen(number, frame["kind"], frame | {"seq": number}) for number, _, frame in stored]
         record.watches.append(watch)
     outer = turn("tn_1", CONVERSATION, "done", 40, signed, asked)
     return Evidence(
         record=record,
-        turns={"tn_1": outer, "tn_2": turn("tn_2", "cv_2", "inner", 20, call("tc_3", {KEY: "c0-0.0.1.0.0"}))},
+        turns={"tn_1": outer, "tn_2": turn("tn_2", "cv_2", "inner", 20, call("tc_3", {KEY: "c0-0.0.1.0.0"}, approval_id="ap_2"))},
         names={"tn_1": "c0-0", "tn_2": "c0-0.0.1"},
         parents={"tn_2": "tn_1"},
         histories={CONVERSATION: history("tn_1", OUTER, "done", "tc_1", "tc_2"), "cv_2": history("tn_2", INNER, "inner", "tc_3")},
@@ -95,6 +96,7 @@ def in_order() -> Evidence:
         calls=[
             Call("callback-turn_ended-tn_1-1", "turn.ended", outer, True),
             Call("callback-approval_requested-ap_1-1", "approval.requested", {"approval_id": "ap_1"}, True),
+            Call("callback-approval_requested-ap_2-1", "approval.requested", {"approval_id": "ap_2"}, True),
             Call("callback-approval_requested-ap_1-2", "approval.requested", {"approval_id": "ap_1"}, False),
         ],
     )
@@ -154,6 +156,7 @@ def another_turn(evidence: Evidence) -> None:
         (lose_a_frame, "missed 1 of"),
         (repeat_a_frame, "saw twice"),
         (lambda it: it.calls.pop(0), "the receiver was told as []"),
+        (lambda it: it.calls.pop(2), "of ap_2 the receiver was told as []"),
         (lambda it: it.calls.append(Call("callback-turn_ended-tn_2-1", "turn.ended", it.turns["tn_2"], True)), "nobody had wished"),
         (lambda it: it.calls[0].data.update(state="failed"), "another end"),
     ],
