@@ -31,7 +31,7 @@ from gateway.metrics import Meters
 from gateway.parts import Pace, Parts
 from gateway.proxies import Proxies
 from gateway.rates import Brake
-from gateway.server import tune_server
+from gateway.server import raise_file_limit, tune_server
 from gateway.startup import ClearStart, keep_queries_out_of_logs, refuse_to_start
 from gateway.webhooks import routes as webhooks
 from orchestration.core.errors import Misconfigured, StoreUnavailable
@@ -49,6 +49,7 @@ class Gateway(FastAPI):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
+            raise_file_limit()
             tune_server(send, sys.argv, os.environ)
         await super().__call__(scope, receive, send)
 

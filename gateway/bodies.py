@@ -1,6 +1,6 @@
 """Request bodies: bounded while they come in, and JSON read strictly (`plain_json.py`), before any route sees them.
 
-A body over the limit is refused without reading on. Whether it fits a route is for the route.
+A body over the limit is refused without keeping more of it. Whether it fits a route is for the route.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from contextlib import suppress
 from typing import Any
 
 from anyio import CapacityLimiter, to_thread
@@ -31,6 +32,10 @@ _FORM_PATH = re.compile(r"/v1/approvals/[A-Za-z0-9_-]{1,64}/link")
 
 #: Seconds in which a body must be complete.
 READ_S = 60.0
+
+#: How much of a refused body is read and thrown away once the refusal is written: bytes, seconds together, seconds of silence. A connection
+#: that is closed while its client still sends is reset, and with it may go the refusal.
+SPILL_BYTES, SPILL_S, SPILL_IDLE_S = 8_388_608, 5.0, 1.0
 
 
 class Disconnected(Exception):
@@ -72,6 +77,9 @@ class Bodies:
             told = f"the body was not complete after {self._read_s:g} s; nothing changed"
             await problem(408, "request_timeout", told, headers={"Connection": "close"}, path=scope["path"])(scope, receive, send)
             return
+        except TooLarge as error:
+            await _refuse_unread(answer_to(error, scope["path"]), scope, receive, send)
+            return
         except TurnmillError as error:
             await answer_to(error, scope["path"])(scope, receive, send)
             return
@@ -104,6 +112,25 @@ class Bodies:
                 chunks.append(chunk)
             if not message.get("more_body", False):
                 return b"".join(chunks)
+
+
+async def _refuse_unread(answer: Response, scope: Scope, receive: Receive, send: Send) -> None:
+    """Write the whole answer, then let what the client is sending run out for a while, and only then end it."""
+
+    async def held_open(message: Message) -> None:
+        await send({**message, "more_body": True} if message["type"] == "http.response.body" else message)
+
+    await answer(scope, receive, held_open)
+    spilled = 0
+    with suppress(TimeoutError):
+        async with asyncio.timeout(SPILL_S):
+            while spilled < SPILL_BYTES:
+                async with asyncio.timeout(SPILL_IDLE_S):
+                    message = await receive()
+                spilled += len(message.get("body", b""))
+                if not message.get("more_body", False):
+                    break
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 def json_answer(data: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:

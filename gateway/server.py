@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from starlette.types import Send
@@ -120,6 +122,14 @@ class BoundedChannels(WebSocketsSansIOProtocol):
         if self._controls > MAX_CONTROLS_PER_S:
             self.transport.abort()
         return self._controls <= MAX_CONTROLS_PER_S
+
+
+def raise_file_limit() -> None:
+    """Let this process open as many files as its operator allows at all: each stream is one, and the usual first bound is 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def tune_server(send: Send, argv: Sequence[str], environ: Mapping[str, str]) -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
+import redis as redis_module
 from gateway_stage import Hand, until
 from websockets.sync.client import connect
 
@@ -135,6 +137,25 @@ def test_a_stop_ends_open_streams_at_once(environment: dict[str, str], turnmill_
         process.communicate(timeout=60)
         hand.close()
     assert process.returncode in (0, -signal.SIGTERM)
+
+
+def test_more_watchers_come_in_than_the_usual_bound_on_open_files(environment: dict[str, str], turnmill_redis: RedisServer) -> None:
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))  # a child begins with it
+    try:
+        with uvicorn("--port", str(port), env=environment) as process, ExitStack() as open_streams:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+            until(lambda: answers(url) or process.poll() is not None, "the gateway to answer", patience_s=60)
+            with redis_module.Redis.from_url(turnmill_redis.url) as client:
+                client.hset("tm:dev:conv:cv_many", "agent", "support")
+            for _ in range(400):
+                one = open_streams.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
+                one.sendall(b"GET /v1/conversations/cv_many/frames HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                assert one.recv(12) == b"HTTP/1.1 200"
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def test_a_client_that_does_not_read_does_not_hold_up_a_stop(environment: dict[str, str], turnmill_redis: RedisServer) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 
 import httpx
@@ -133,6 +134,26 @@ def test_a_channel_outlives_the_bound_on_heads(gateway_: Served, monkeypatch: py
             channel.recv(timeout=1)
         channel.send("5")
         assert json.loads(channel.recv(timeout=30))["code"] == "bad_request"
+
+
+@pytest.mark.parametrize("path", ["/v1/agents/support/turns", "/v1/webhooks/none"])
+def test_who_sends_too_much_reads_the_refusal_also_where_all_is_sent_before_it_is_read(gateway_: Served, path: str) -> None:
+    limit = gateway_.ports.settings.max_body_bytes
+
+    async def ask(client: httpx.AsyncClient, body: bytes, *, announced: bool) -> httpx.Response:
+        async def pieces() -> AsyncIterator[bytes]:
+            for at in range(0, len(body), 65_536):
+                yield body[at : at + 65_536]
+
+        return await client.post(path, content=body if announced else pieces(), headers={"Content-Type": "application/json"})
+
+    async def ask_all() -> list[httpx.Response]:
+        async with httpx.AsyncClient(base_url=gateway_.url, timeout=60) as client:
+            asked = [ask(client, b"x" * size, announced=way) for size in (limit + 1, 4 * limit) for way in (True, False) for _ in range(10)]
+            return await asyncio.gather(*asked)
+
+    for answer in asyncio.run(ask_all()):
+        assert (answer.status_code, answer.json()["code"], answer.headers["connection"]) == (413, "too_large", "close")
 
 
 def frame_of(opcode: int, payload: bytes = b"", *, final: bool = True) -> bytes:
