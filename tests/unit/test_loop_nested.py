@@ -20,6 +20,7 @@ from orchestration.core.model import Usage
 from orchestration.models import FunctionModel, ScriptedModel, Step
 from orchestration.testing.frames import assert_kinds, assert_paired, assert_whole, only
 from orchestration.testing.local import LocalTurnmill
+from tests.fixtures.approvals import due_entries, make_due, sweep
 
 Turnmill = Callable[..., LocalTurnmill]
 
@@ -264,11 +265,13 @@ def test_the_callers_deadline_is_its_agents_too(turnmill: Turnmill) -> None:
     turn = here.submit("boss", "go", deadline_s=100, conversation_id="c")
     here.run_one(here.queue.waiting.popleft())
     here.run_one(here.queue.waiting.popleft())
-    due = here.ports.store.client.zrange("tm:due", 0, -1, withscores=True)
-    deadlines = {name: at for name, at in due if str(name).startswith("deadline:")}
-    assert len(deadlines) == 2
-    own = deadlines[f"deadline:dev/{turn.turn_id}"]
-    assert all(abs(at - own) < 1000 for at in deadlines.values())
+    child = here.turn(turn.turn_id)["calls"][0]["child_turn_id"]
+    assert set(due_entries(here, "deadline")) == {f"deadline:dev/{turn.turn_id}"}
+    make_due(here, "deadline", turn.turn_id)
+    sweep(here)
+    assert here.turn(turn.turn_id)["stop_reason"] == "deadline"
+    here.run()
+    assert (here.turn(child)["state"], here.turn(child)["rounds"]) == ("cancelled", 0), "nothing of it begins any more"
 
 
 def test_agents_may_ask_one_another_to_a_bounded_depth(turnmill: Turnmill) -> None:

@@ -503,10 +503,8 @@ local function start_child(tenant, parent, round, index, child, sends)
   if child.trace ~= '' then put(key, 'trace', child.trace) end
   local ends = get(pk, 'token')
   keep_token(key, ends, ends and call('GET', pk .. ':token'))
-  local at, still = call('ZSCORE', 'tm:due', 'deadline:' .. tenant .. '/' .. parent), get(pk, 'clock')
-  local left = at and math.max(tonumber(at) - NOW_MS, 1) / 1000 or still and tonumber(still) / 1000
-  local own = tonumber(child.deadline_s)
-  if own or left then put(key, 'deadline_s', string.format('%.3f', math.min(own or left, left or own))) end
+  -- the caller's deadline needs no copy here, which would run on while that stands still: it ends the caller, and so this
+  if child.deadline_s ~= '' then put(key, 'deadline_s', child.deadline_s) end
   put(ck, 'agent', child.agent, 'created', text(NOW_MS))
   local kept_s = get(conv_key(tenant, get(pk, 'conv')), 'kept_s')
   if kept_s then put(ck, 'kept_s', kept_s) end
