@@ -25,6 +25,7 @@ from orchestration.core.agent import Agent
 from orchestration.core.frames import numbered
 from orchestration.core.ids import StepId, StepKind
 from orchestration.core.keys import matches
+from orchestration.core.local_calls import closest
 from orchestration.core.outbound import Delivery, Way
 from orchestration.core.principal import ALL_SCOPES, DEVELOPER, Principal, Scope
 from orchestration.core.tool import Discover, Outcome, Tool, ToolAnswer, ToolQuery, ToolSpec
@@ -170,6 +171,10 @@ class LocalTurnmill:
         **settings: Any,
     ) -> None:
         settings.setdefault("token_key", base64.b64encode(secrets.token_bytes(32)).decode())
+        for name in settings:
+            if name not in Settings.model_fields:
+                near = closest(name, Settings.model_fields)
+                raise TypeError(f"there is no setting {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
         self.settings = Settings(**settings)
         self.project = replace(collect(declared, "this test"), on_approval_request=on_approval_request)
         self.queue = LocalQueue()

@@ -85,6 +85,11 @@ def test_tools_answer_as_a_tool_host_would(turnmill: Turnmill, caplog: pytest.Lo
     assert "ValueError: my secret" in caplog.text, "the test's own log says what happened"
 
 
+def test_a_setting_that_does_not_exist_is_told(turnmill: Turnmill) -> None:
+    with pytest.raises(TypeError, match="did you mean 'prices'"):
+        turnmill(Agent("a", ScriptedModel([])), pricess="{}")
+
+
 def test_time_can_be_let_pass(turnmill: Turnmill) -> None:
     def here(gate: Gate, **more: Any) -> tuple[LocalTurnmill, str]:
         made = turnmill(
