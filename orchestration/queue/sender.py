@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from celery import Celery, signals
-from kombu.exceptions import KombuError, OperationalError
 
 from orchestration.core.errors import Misconfigured, StoreUnavailable
 from orchestration.core.ids import StepId, StepKind
 from orchestration.core.outbound import Delivery
 from orchestration.core.turn import ENDED
 from orchestration.queue.envelope import Envelopes
+from orchestration.queue.faults import broker_translated
 from orchestration.queue.names import CONTROL_QUEUE, OBSERVE, OUTBOUND, QUEUES, TASKS, arguments, group_of
 from orchestration.settings import Settings
 from orchestration.state.store import Store, translated, turn_key
@@ -121,14 +121,11 @@ class CeleryQueue:
         known = headers is not None or not any(step.kind is StepKind.TOOL for step in steps)
         contexts = {} if known else self._contexts(steps)
         given = (traceparent, list(headers or ()))
-        try:
-            with translated(), self.app.producer_or_acquire() as producer:
-                for step in steps:
-                    trace, chord = contexts.get((step.turn_id, step.round), given)
-                    with continuing(trace):
-                        self._publish(producer, step, chord)
-        except (KombuError, OperationalError, OSError) as error:
-            raise StoreUnavailable(f"the broker does not answer ({type(error).__name__})") from error
+        with broker_translated(), self.app.producer_or_acquire() as producer:
+            for step in steps:
+                trace, chord = contexts.get((step.turn_id, step.round), given)
+                with continuing(trace):
+                    self._publish(producer, step, chord)
 
     def ring(self, steps: Sequence[StepId]) -> dict[str, tuple[str, str]]:
         """For each step outside a chord the Redis list and the message with which a script can send it itself; empty where it cannot.
@@ -139,12 +136,13 @@ class CeleryQueue:
             return {}
         rung = {}
         try:
-            for step in steps:
-                queue = self.queue_name(step.kind)
-                rung[str(step)] = (queue, self._envelopes.message(step, queue))
-        except (KombuError, OperationalError, OSError) as error:
+            with broker_translated():
+                for step in steps:
+                    queue = self.queue_name(step.kind)
+                    rung[str(step)] = (queue, self._envelopes.message(step, queue))
+        except StoreUnavailable as error:
             # the first message of a kind needs a connection; without one the step goes out the usual way, later
-            log.info("a bell cannot be rung: the broker does not answer (%s)", type(error).__name__)
+            log.info("a bell cannot be rung: %s", error)
             return {}
         return rung
 
@@ -173,23 +171,17 @@ class CeleryQueue:
         name = OUTBOUND[delivery.way]
         routed = {} if self.app.conf.task_routes else {"queue": CONTROL_QUEUE}
         options = {"task_id": f"{delivery.message_id}.{attempt}", "serializer": "json", "ignore_result": True, **routed}
-        try:
-            with translated():
-                self.app.send_task(name, [tenant, delivery.name, attempt], **options)
-        except (KombuError, OperationalError, OSError) as error:
-            raise StoreUnavailable(f"the broker does not answer ({type(error).__name__})") from error
+        with broker_translated():
+            self.app.send_task(name, [tenant, delivery.name, attempt], **options)
 
     def is_empty(self, kind: StepKind) -> bool:
         """Whether no message waits in the queue for steps of `kind`; raises StoreUnavailable when the broker does not say."""
-        try:
-            with translated(), self.app.connection_for_read() as connection:
-                try:
-                    declared = connection.default_channel.queue_declare(queue=self.queue_name(kind), passive=True)
-                except connection.channel_errors:
-                    return True  # on Redis an empty queue is one that is not there
-                return bool(declared.message_count == 0)
-        except (KombuError, OperationalError, OSError) as error:
-            raise StoreUnavailable(f"the broker does not answer ({type(error).__name__})") from error
+        with broker_translated(), self.app.connection_for_read() as connection:
+            try:
+                declared = connection.default_channel.queue_declare(queue=self.queue_name(kind), passive=True)
+            except connection.channel_errors:
+                return True  # on Redis an empty queue is one that is not there
+            return bool(declared.message_count == 0)
 
     def _route(self, kind: StepKind) -> dict[str, Any]:
         name = TASKS[kind]
