@@ -101,10 +101,12 @@ def _within_deadline(evidence: Evidence, turn_id: str) -> bool:
 
 
 def _tokens(evidence: Evidence, turn: dict[str, Any]) -> range:
-    """What a turn's models may have used: 10 tokens a round, and what the agents used that it asked, as far as they came."""
-    children = [evidence.turns[call["child_turn_id"]] for call in turn["calls"] if call.get("child_turn_id") in evidence.turns]
-    least = 10 * (turn["rounds"] + sum(child["rounds"] for child in children if child["state"] == "completed"))
-    return range(least, 10 * (turn["rounds"] + sum(child["rounds"] + (child["state"] != "completed") for child in children)) + 1)
+    """What a turn's models may have used: 10 tokens a round, and what the agents used that it asked; of those whose calls were
+    cancelled, as much as came before the turn's own end."""
+    asked = [(call, evidence.turns[call["child_turn_id"]]) for call in turn["calls"] if call.get("child_turn_id") in evidence.turns]
+    least = turn["rounds"] + sum(child["rounds"] for call, child in asked if call["state"] == "completed")
+    most = turn["rounds"] + sum(child["rounds"] + (call["state"] != "completed") for call, child in asked)
+    return range(10 * least, 10 * most + 1)
 
 
 def _nested(evidence: Evidence) -> Iterator[Fault]:
