@@ -147,10 +147,10 @@ async def _run(scene: Scene, hand: Hand, record: Record, stored: Stored) -> Evid
             record.fault(f"conversations do not come to their end; {len(record.sent)} inputs were submitted")
             talking.cancel()
         await asyncio.gather(talking, return_exceptions=not talking.done())
-        known_turns: set[str] = set()
+        journals: dict[str, dict[str, str]] = {}
         open_turns: list[str] = []
-        while not open_turns and (journals := await asyncio.to_thread(stored.turns)).keys() > known_turns:  # a turn may ask an agent yet
-            known_turns = set(journals)
+        while not open_turns and journals.keys() != (found := await asyncio.to_thread(stored.turns)).keys():
+            journals = found  # agents may be asked until the last turn has ended
             open_turns = await people.wait_for_ends(list(journals), patience_s=20.0 if record.faults else PATIENCE_S)
         await _told(stored, record)
         deciding.cancel()
