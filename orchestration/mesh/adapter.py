@@ -38,7 +38,7 @@ class ZenohMesh:
 
     def discover(self, wishes: Sequence[Discover], *, sure: bool = False) -> list[ToolSpec]:
         """The tools of the mesh that match one of `wishes`, by prefix; known for `settings.discovery_s` seconds. With `sure`, raises
-        MeshUnavailable for at most half a minute in a process that has not heard the mesh yet."""
+        MeshUnavailable for at most a quarter of a minute in a process that has not heard the mesh yet."""
         return self._discovery.discover(wishes, sure=sure)
 
     def serve(self, tools: Sequence[Tool[..., Any]], *, service: str = "") -> ToolHost:

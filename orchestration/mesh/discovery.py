@@ -35,7 +35,7 @@ _MAX_CHOSEN = 256
 KEEP_S = 10.0
 
 #: For how long a process that never heard the mesh properly may say so instead of answering, in seconds.
-DOUBT_S = 30.0
+DOUBT_S = 15.0
 
 #: Pause before the mesh is asked again while hosts may be on their way back to it, in seconds.
 LOOK_AGAIN_S = 0.1
