@@ -24,7 +24,7 @@ from gateway.openai_requests import ChatBody, asked, digest
 from gateway.parts import GatewayParts, Parts
 from gateway.problems import documented, problem
 from gateway.streams import COMMENT, departure
-from gateway.turns import idempotency_key_of, locator, traceparent_of
+from gateway.turns import IdempotencyKey, idempotency_key_of, locator, traceparent_of
 from orchestration.actions import read
 from orchestration.actions.follow import follow_turn, wait_for_end
 from orchestration.actions.submit import Submission, submit
@@ -76,7 +76,7 @@ async def complete(
     caller: Converses,
     parts: GatewayParts,
     turnmill_conversation: Annotated[str | None, Header(description="the conversation that is kept")] = None,
-    idempotency_key: Annotated[str | None, Header()] = None,
+    idempotency_key: IdempotencyKey = None,
     traceparent: Annotated[str | None, Header()] = None,
 ) -> Response:
     """The agent's answer to the last user message, as one completion or as a stream that stays open until the turn ends."""

@@ -15,6 +15,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 
 from orchestration.core import errors
 
@@ -161,11 +162,22 @@ def install(app: FastAPI) -> None:
         assert isinstance(error, HTTPException)
         status = error.status_code
         detail = "there is no such route" if status == 404 else HTTPStatus(status).phrase
-        return problem(status, _HTTP_CODES.get(status, "error"), detail, headers=dict(error.headers or {}), path=request.url.path)
+        headers = dict(error.headers or {}) | ({"Allow": _allowed(request)} if status == 405 else {})
+        return problem(status, _HTTP_CODES.get(status, "error"), detail, headers=headers, path=request.url.path)
 
     app.add_exception_handler(errors.TurnmillError, domain)
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(HTTPException, http)
+
+
+def _allowed(request: Request) -> str:
+    """The methods of a path, of all its routes; the framework names those of the first."""
+    taken = [
+        method
+        for method in ("DELETE", "GET", "PATCH", "POST", "PUT")
+        if any(route.matches({**request.scope, "method": method})[0] is Match.FULL for route in request.app.routes)
+    ]
+    return ", ".join(taken)
 
 
 def _loc(parts: Sequence[Any]) -> list[str | int]:

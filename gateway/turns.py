@@ -85,6 +85,16 @@ class TurnBody(_Strict):
     model: str | None = Field(None, max_length=200)
 
 
+#: A route's parameter: the key under which a submission counts once; `idempotency_key_of` reads it.
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        description="the same key with the same body gives the same turn for 24 h",
+        json_schema_extra={"minLength": 1, "maxLength": 255, "pattern": "^[ -~]+$"},
+    ),
+]
+
+
 @router.post(
     "/agents/{agent}/turns",
     status_code=202,
@@ -97,7 +107,7 @@ async def submit_turn(
     body: TurnBody,
     caller: SubmitsTurns,
     parts: GatewayParts,
-    idempotency_key: Annotated[str | None, Header(description="the same key with the same body gives the same turn for 24 h")] = None,
+    idempotency_key: IdempotencyKey = None,
     prefer: Annotated[str | None, Header(description="wait=N: answer with the ended turn if it ends within N seconds")] = None,
     traceparent: Annotated[str | None, Header()] = None,
 ) -> Response:

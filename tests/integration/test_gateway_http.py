@@ -251,6 +251,8 @@ def test_what_is_not_there_is_404_in_one_form(gateway: Served) -> None:
     refused = gateway.client.put("/v1/agents")
     problem(refused, 405, "method_not_allowed")
     assert refused.headers["allow"] == "GET"
+    assert gateway.client.put("/v1/conversations/cv_none").headers["allow"] == "DELETE, GET"
+    assert gateway.client.put("/v1/approvals/ap_none/link").headers["allow"] == "GET, POST"
 
 
 def test_agents_show_their_tools_and_gates(gateway: Served) -> None:
