@@ -11,6 +11,9 @@ from urllib.parse import urlsplit
 
 from starlette.requests import HTTPConnection
 
+#: Headers that a proxy or a tunnel leaves on what it brings from elsewhere; beside these all that begin with `x-forwarded-`.
+_OF_PROXIES = frozenset({"forwarded", "via", "x-real-ip", "x-client-ip", "true-client-ip", "cf-connecting-ip", "cf-ray"})
+
 
 def is_loopback(host: str) -> bool:
     """Whether this address or host name is this machine's own."""
@@ -50,7 +53,9 @@ def not_local(request: HTTPConnection) -> str:
         return "its Host is not loopback"
     if "origin" in request.headers and not is_loopback(_host_of(request.headers["origin"])):
         return "its Origin is not loopback"
-    if any(name in request.headers for name in ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip")):
+    if request.headers.get("sec-fetch-site") == "cross-site":
+        return "a page of another site sent it"
+    if any(name in _OF_PROXIES or name.startswith("x-forwarded-") for name in request.headers):
         return "this request came through a proxy"
     return ""
 

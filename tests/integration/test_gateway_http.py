@@ -455,6 +455,10 @@ def test_what_another_tenant_owns_is_not_there(keyed: Served) -> None:
         {"Origin": "null"},
         {"X-Forwarded-For": "203.0.113.7"},
         {"Forwarded": "for=203.0.113.7"},
+        {"X-Forwarded-Proto": "https"},
+        {"Via": "1.1 tunnel"},
+        {"CF-Connecting-IP": "203.0.113.7"},
+        {"Sec-Fetch-Site": "cross-site"},
     ],
 )
 def test_without_keys_only_this_machine_is_served(gateway: Served, headers: dict[str, str]) -> None:
