@@ -88,7 +88,7 @@ async def _open(socket: WebSocket, parts: Parts, agent: str) -> _Opened:
     if query.get("events", "") not in ("", "message"):
         raise Invalid("events is message, or left out", [{"loc": ["query", "events"], "msg": "'message' was expected"}])
     wanted = query.get("after", "").strip()
-    after = 0 if wanted == "0" else event_id(wanted)
+    after = 0 if wanted == "0" else event_id(wanted, "after")
     if after is None and conversation_id is not None:
         after = (await parts.hub.bounds(caller.principal.tenant, conversation_id)).last or None
     return _Opened(

@@ -55,8 +55,8 @@ class Frames(AsyncIterator[Frame | None]):
 Locate = Callable[[], Awaitable["TurnPlace"]]
 
 
-def event_id(header: str | None) -> int | None:
-    """The number in a `Last-Event-ID`; None when there is none, or an empty one.
+def event_id(header: str | None, name: str = "Last-Event-ID") -> int | None:
+    """The number in a `Last-Event-ID`, or in what is called `name`; None when there is none, or an empty one.
 
     Raises:
         BadEventId: it is no positive integer.
@@ -65,7 +65,7 @@ def event_id(header: str | None) -> int | None:
     if not text:
         return None
     if not re.fullmatch(r"[0-9]{1,1000}", text) or not text.strip("0"):
-        raise BadEventId("Last-Event-ID is a positive integer: the id of the last frame seen")
+        raise BadEventId(f"{name} is a positive integer: the number of the last frame seen")
     return min(int(text), MAX_SEQ)
 
 
