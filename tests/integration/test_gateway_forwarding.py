@@ -168,7 +168,7 @@ def answer_on(channel: Any) -> str:
 
 
 def test_one_that_expires_while_a_human_decides_is_told_to_the_model(here: Deployment) -> None:
-    ann, bob = here.as_("ann", for_s=6), here.as_("bob")
+    ann, bob = here.as_("ann", for_s=10), here.as_("bob")
     with httpx.Client(base_url=here.url, headers=bob, timeout=30) as client:
         turn_id = client.post("/v1/agents/trusted/turns", json={"input": said("gated")}, headers=ann).json()["turn_id"]
         until(lambda: client.get(f"/v1/turns/{turn_id}").json()["state"] == "waiting")
