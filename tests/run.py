@@ -17,7 +17,7 @@ import tempfile
 GOOD = (0, 5)
 
 #: For how long the chaos run breaks things, in seconds; with its start and its end it takes twice as long.
-CHAOS_S = "35"
+CHAOS_S = "30"
 
 
 def main(arguments: list[str]) -> int:
