@@ -1,7 +1,7 @@
 """The audit stream's entries: what was asked of humans, what they decided, and what ran. Append-only; each entry stands for itself.
 
 An entry's number and time are given when it is stored. `ran` entries are put together where a call's result is recorded
-(`state/lua/library.lua`), in the same form.
+(`state/lua/library/approvals.lua`), in the same form.
 """
 
 from __future__ import annotations

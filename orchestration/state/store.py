@@ -1,6 +1,6 @@
 """The connection to Redis: one client per process, the scripts of `lua/`, and one translation of its faults.
 
-Everything that must be atomic is a script; `lua/library.lua` opens with the table of keys. The other modules of this
+Everything that must be atomic is a script; `lua/library/base.lua` opens with the table of keys. The other modules of this
 folder give the scripts Python names and types.
 """
 
@@ -30,6 +30,9 @@ DEMOTED = (redis.exceptions.ReadOnlyError, redis.exceptions.MasterDownError)
 #: Connections of one process; threads beyond that wait for a free one.
 MAX_CONNECTIONS = 200
 
+#: The parts of the shared library; each knows those before it.
+LIBRARY = ("base", "steps", "approvals", "rounds", "turns")
+
 Client = redis.Redis
 
 
@@ -40,7 +43,7 @@ def _source(name: str) -> str:
 
 def script_text(name: str, settings: Settings) -> str:
     """The whole text of one script: the shared library with the settings' bounds, the script, and the write of what it changed."""
-    library = _source("library")
+    library = "\n".join(_source(f"library/{part}") for part in LIBRARY)
     bounds = {
         "frames_kept": settings.frames_kept,
         "turn_kept_s": settings.turn_kept_s,

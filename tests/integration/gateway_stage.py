@@ -34,7 +34,7 @@ from orchestration.wiring import Ports, make_ports
 from workers.leases import LeaseKeeper
 from workers.sweeps.loop import Sweeps
 
-#: Numbers, stores and publishes one frame at once, as `library.lua` does.
+#: Numbers, stores and publishes one frame at once, as the scripts do.
 _EMIT = """
 local clock = redis.call('TIME')
 local now = tonumber(clock[1]) * 1000000 + tonumber(clock[2])
