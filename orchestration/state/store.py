@@ -49,7 +49,7 @@ def script_text(name: str, settings: Settings) -> str:
         "turn_kept_s": settings.turn_kept_s,
         "conversation_kept_s": settings.conversation_kept_s,
         "approval_kept_s": settings.approval_kept_s,
-        "audit_kept_s": getattr(settings, "audit_kept_s", 0),
+        "audit_kept_s": settings.audit_kept_s,
         "lost_after_ms": int(settings.lost_after_s * 1000),
     }
     for bound, value in bounds.items():
