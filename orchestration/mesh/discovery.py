@@ -37,6 +37,9 @@ KEEP_S = 10.0
 #: For how long a process that never heard the mesh properly may say so instead of answering, in seconds.
 DOUBT_S = 15.0
 
+#: For how long such a process waits for a service that was asked and does not answer, in seconds.
+HUNG_S = 5.0
+
 #: Pause before the mesh is asked again while hosts may be on their way back to it, in seconds.
 LOOK_AGAIN_S = 0.1
 
@@ -162,8 +165,9 @@ class Discovery:
                     self._complain(manifest.service, prefix, why)
                 heard.setdefault(manifest.service, []).append(manifest)
             settled = self._session.connected and not self._session.settling
-            # one that hangs does not make the others unknown, while a hub that hangs does
-            self._sure = self._sure or (settled and (complete or barrier(session)))
+            # one that hangs for long does not make the others unknown, while a hub that hangs does
+            patient = time.monotonic() - self._doubted_at < HUNG_S
+            self._sure = self._sure or (settled and (complete or (not patient and barrier(session))))
             complete = complete and settled
         except (MeshUnavailable, Misconfigured, zenoh.ZError) as error:
             self._complain("", "", f"the mesh cannot be asked ({type(error).__name__})")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -130,10 +131,33 @@ def test_one_service_that_hangs_keeps_nobody_waiting(hub: Hub, start_host: Calla
     with_hung.session.declare(lambda session: session.declare_queryable(".istos/capabilities/hung", held.append))
     with_hung.session.opened(30)
     mesh = ZenohMesh(settings_for(hub.endpoint))
-    assert len(mesh.discover(SHOP, sure=True)) == 2
+
+    def found() -> int:
+        with contextlib.suppress(MeshUnavailable):
+            return len(mesh.discover(SHOP, sure=True))
+        return 0
+
+    assert until(found) == 2
     held.clear()
     mesh.close()
     with_hung.close()
+
+
+def test_a_replica_that_hangs_hides_no_tool(hub: Hub, start_host: Callable[[], Process], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(discovery, "DOUBT_S", 600.0)
+    hosts = [start_host(), start_host()]
+    for host in hosts:  # whichever the hub would have asked
+        host.signal(signal.SIGSTOP)
+        mesh = ZenohMesh(settings_for(hub.endpoint, discovery_s=3600))
+
+        def found(mesh: ZenohMesh = mesh) -> int:
+            with contextlib.suppress(MeshUnavailable):
+                return len(mesh.discover(SHOP, sure=True))
+            return 0
+
+        assert until(found) == 2
+        mesh.close()
+        host.signal(signal.SIGCONT)
 
 
 def test_a_call_waits_for_its_restarting_host(
