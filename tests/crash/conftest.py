@@ -67,13 +67,16 @@ class Deployment:
         with self.http.stream("GET", f"/v1/turns/{turn_id}/frames") as stream:
             return [json.loads(line[5:]) for line in stream.iter_lines() if line.startswith("data:")]
 
-    def worker(self, name: str = "worker", *, fault: str = "", **env: str) -> Part:
-        """Start one more worker, perhaps with an armed fault point (see `steps/faults.py`)."""
+    def worker(self, name: str = "worker", *, fault: str = "", queues: str = "", **env: str) -> Part:
+        """Start one more worker, perhaps with an armed fault point (see `steps/faults.py`) or for other `queues` than the usual ones."""
         more = {"TURNMILL_FAULT_POINT": fault, **env} if fault else env
         kept = dict(self.stack.env)
         self.stack.env.update(more)
         try:
-            return self.stack.add_replica(name)
+            if not queues:
+                return self.stack.add_replica(name)
+            command = f"celery -A workers worker -P threads -c 8 -l INFO -Q {queues} -n {name}-{queues}@%h"
+            return self.stack.add(f"{name}-{queues}", command.split(), ready=lambda log: " ready." in log)
         finally:
             self.stack.env.clear()
             self.stack.env.update(kept)

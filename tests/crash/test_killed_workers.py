@@ -13,7 +13,8 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize("point", ["before_claim", "streaming", "replied", "committed"])
 def test_a_worker_killed_in_a_plan_loses_no_turn(here: Deployment, name: str, tmp_path: Path, point: str) -> None:
-    doomed = here.worker(fault=f"{point}:plan:kill:{tmp_path / 'once'}")
+    # of plan steps alone: the commit rings for the tool step, and the worker that dies must not have taken that too by then
+    doomed = here.worker(fault=f"{point}:plan:kill:{tmp_path / 'once'}", queues="plan")
     turn = here.submit(name, [("write", {"key": name})], tokens=3)
     here.until(lambda: not doomed.running, "the worker to die")
     here.worker()
