@@ -1,7 +1,7 @@
-"""All tests: those with whole deployments in two processes, all others in a third one beside them, then the chaos run.
+"""All tests: those with whole deployments in three processes, all others in a fourth one beside them, then the chaos run.
 
-Deployments wait more than they work (for leases to end, for processes to start), so two of them at a time and the quicker tests fill
-one another's pauses. The chaos run has the machine for itself. Its trouble is another each time: it prints its seed, and
+Deployments wait more than they work (for leases to end, for processes to start), so a few at a time and the quicker tests fill one
+another's pauses. The chaos run has the machine for itself. Its trouble is another each time: it prints its seed, and
 `TURNMILL_CHAOS_SEED` and `TURNMILL_CHAOS_S` repeat one; `TURNMILL_CHAOS_S=0` leaves it out. Arguments choose among the tests and are
 handed to pytest as they are; with any, there is no chaos run.
 """
@@ -20,8 +20,11 @@ GOOD = (0, 5)
 #: For how long the chaos run breaks things, in seconds; with its start and its end it takes twice as long.
 CHAOS_S = "30"
 
-#: Files of tests/crash that run in one process; all other deployments run in the other. About half of the time each.
-FIRST_HALF = ("bounds", "chords", "doorbell", "endings", "gated_calls", "zombies", "given_up")
+#: Files of tests/crash that run in a process of their own; all other deployments run in a third one. About as long each.
+SHARES = (
+    ("bounds", "chords", "gated_calls", "given_up", "zombies"),
+    ("doorbell", "endings", "killed_workers", "leftovers", "model_limits"),
+)
 
 PYTEST = [sys.executable, "-m", "pytest"]
 
@@ -29,31 +32,35 @@ PYTEST = [sys.executable, "-m", "pytest"]
 def main(arguments: list[str]) -> int:
     """Run all; the reports come one after the other, each in one piece, the last side's as it is made."""
     if arguments:
-        return _first_bad([subprocess.run([*PYTEST, *arguments], check=False).returncode])
-    first = [f"tests/crash/test_{name}.py" for name in FIRST_HALF]
-    missing = [name for name in first if not Path(name).exists()]
+        return _side_by_side([["-m", "not slow", *arguments], ["-m", "slow", *arguments]])
+    shares = [[f"tests/crash/test_{name}.py" for name in share] for share in SHARES]
+    missing = [name for share in shares for name in share if not Path(name).exists()]
     if missing:
         print(f"tests/run.py: no such file: {', '.join(missing)}", file=sys.stderr)
         return 2
-    others = [f"--ignore={name}" for name in ("tests/chaos", *first)]
-    with tempfile.TemporaryFile() as quick_report, tempfile.TemporaryFile() as first_report:
-        quick = subprocess.Popen([*PYTEST, "-m", "not slow"], stdout=quick_report, stderr=subprocess.STDOUT)
-        one = subprocess.Popen([*PYTEST, "-m", "slow", *first], stdout=first_report, stderr=subprocess.STDOUT)
-        two = subprocess.Popen([*PYTEST, "-m", "slow", *others])
-        statuses = []
-        for side, report in ((quick, quick_report), (one, first_report)):
-            statuses.append(side.wait())
+    others = ["tests", *(f"--ignore={name}" for name in ("tests/chaos", *(name for share in shares for name in share)))]
+    status = _side_by_side([["-m", "not slow"], *(["-m", "slow", *share] for share in [*shares, others])])
+    seconds = os.environ.get("TURNMILL_CHAOS_S") or CHAOS_S
+    if float(seconds) > 0:
+        chaos = subprocess.run([*PYTEST, "tests/chaos"], env=os.environ | {"TURNMILL_CHAOS_S": seconds}, check=False)
+        status = status or chaos.returncode
+    return status
+
+
+def _side_by_side(choices: list[list[str]]) -> int:
+    """Run pytest with each of `choices`; the status of the first that is not good, or 0."""
+    sides = []
+    for choice in choices:
+        report = None if choice is choices[-1] else tempfile.TemporaryFile()  # noqa: SIM115
+        sides.append((subprocess.Popen([*PYTEST, *choice], stdout=report, stderr=report and subprocess.STDOUT), report))
+    statuses = []
+    for side, report in sides:
+        statuses.append(side.wait())
+        if report is not None:
             report.seek(0)
             sys.stdout.write("\n" + report.read().decode(errors="replace"))
             sys.stdout.flush()
-        statuses.append(two.wait())
-    seconds = os.environ.get("TURNMILL_CHAOS_S") or CHAOS_S
-    if float(seconds) > 0:
-        statuses.append(subprocess.run([*PYTEST, "tests/chaos"], env=os.environ | {"TURNMILL_CHAOS_S": seconds}, check=False).returncode)
-    return _first_bad(statuses)
-
-
-def _first_bad(statuses: list[int]) -> int:
+            report.close()
     return next((status for status in statuses if status not in GOOD), 0)
 
 
