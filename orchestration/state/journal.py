@@ -24,10 +24,7 @@ from orchestration.core.safe_json import dumps, loads
 from orchestration.core.turn import TurnRequest
 from orchestration.state.leases import ProcessLease
 from orchestration.state.outbox import Outbox
-from orchestration.state.store import Store, conversation_key, translated, turn_key
-
-#: How long a claim waits for a Redis that is away, in seconds.
-PATIENCE_S = 600.0
+from orchestration.state.store import CLAIM_PATIENCE_S, Store, conversation_key, translated, turn_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,14 +298,4 @@ class Journal:
         return Claim(step, claim.owner, committed.fence, 1, claim.now_ms, claim.lease_ends_ms, claim.began, self._lease.deadline)
 
     def _insist(self, script: str, *args: str | int) -> list[str]:
-        # a claim may be given up, since its message counts as lost then; what is claimed is ours as long as this process lives
-        give_up = time.monotonic() + PATIENCE_S if script == "claim" else math.inf
-        pause = 0.02
-        while True:
-            try:
-                return list(self._store.run(script, *args))
-            except StoreUnavailable:
-                if time.monotonic() > give_up:
-                    raise
-                time.sleep(pause)
-                pause = min(1.0, pause * 2)
+        return list(self._store.insist(script, *args, patience_s=CLAIM_PATIENCE_S if script == "claim" else math.inf))

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import cast
 
 from orchestration.core.outbound import Delivery, pause_s
-from orchestration.state.store import Store, texts, translated
+from orchestration.state.store import CLAIM_PATIENCE_S, Store, texts, translated
 
-#: How long an attempt's message may be on its way before it is sent again, in milliseconds.
-SENT_MS = 60_000
+#: How long an attempt's message may be on its way before it is looked for, in milliseconds.
+SENT_MS = 15_000
 
 #: How long an attempt may take before its worker counts as lost, in milliseconds; longer than any attempt takes. Every `LOOK_MS` it is
 #: looked whether that worker still has its lease.
@@ -34,6 +34,14 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
+class ToSend:
+    """An attempt whose message is to be sent. `waited_ms`: for how long one has been on its way already, 0 for the first."""
+
+    number: int
+    waited_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class DeliveryView:
     """Where a delivery stands: due, sent, running, done or given_up; `code` says what went wrong last."""
 
@@ -48,15 +56,16 @@ class Outbound:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def to_send(self, tenant: str, name: str) -> int | None:
-        """The number of the attempt that a message is to be sent for now, if one is."""
+    def to_send(self, tenant: str, name: str) -> ToSend | None:
+        """The attempt that a message is to be sent for now, if one is."""
         answer = self._store.run("outbound_send", tenant, name, SENT_MS, LOOK_MS)
-        return int(answer[0]) if answer else None
+        return ToSend(int(answer[0]), int(answer[1])) if answer else None
 
     def begin(self, tenant: str, delivery: Delivery, number: int, process: str = "") -> Attempt | None:
         """Begin an attempt, which `process` makes; None when it is not to be made (any more)."""
         claim = secrets.token_hex(8)
-        answer = texts(self._store.run("outbound_claim", tenant, delivery.name, number, claim, ATTEMPT_MS, process, LOOK_MS))
+        place = (tenant, delivery.name, number, claim, ATTEMPT_MS, process, LOOK_MS)
+        answer = texts(self._store.insist("outbound_claim", *place, patience_s=CLAIM_PATIENCE_S))
         return Attempt(tenant, delivery, number, claim, int(answer[0]), int(answer[1])) if answer else None
 
     def delivered(self, attempt: Attempt) -> None:
@@ -84,4 +93,5 @@ class Outbound:
         return DeliveryView(found[0], int(found[1] or 0), found[2] or "") if found[0] is not None else None
 
     def _end(self, attempt: Attempt, how: str, code: str, pause_ms: int = 0) -> None:
-        self._store.run("outbound_end", attempt.tenant, attempt.delivery.name, attempt.claim, how, code, pause_ms)
+        # without this the attempt would count as under way, and be made again, when its time is over
+        self._store.insist("outbound_end", attempt.tenant, attempt.delivery.name, attempt.claim, how, code, pause_ms)

@@ -7,9 +7,11 @@ folder give the scripts Python names and types.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import re
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,6 +28,9 @@ from orchestration.settings import Settings
 
 #: What a server says that is no primary any more: the next attempt goes to whatever the address leads to by then.
 DEMOTED = (redis.exceptions.ReadOnlyError, redis.exceptions.MasterDownError)
+
+#: How long a claim waits for a Redis that is away, in seconds. It may be given up then, since its message counts as lost.
+CLAIM_PATIENCE_S = 600.0
 
 #: Connections of one process; threads beyond that wait for a free one.
 MAX_CONNECTIONS = 200
@@ -154,6 +159,23 @@ class Store:
             if self._plain:
                 return self._evaluate(text, digest, args)
             return client.eval(text, 0, *args)
+
+    def insist(self, script: str, *args: str | int, patience_s: float = math.inf) -> Any:
+        """Run one script as `run` does, again and again while Redis is away: for what this process holds, and what would be
+        held for nothing if it were not told.
+
+        Raises:
+            StoreUnavailable: `patience_s` seconds have passed.
+        """
+        give_up, pause = time.monotonic() + patience_s, 0.02
+        while True:
+            try:
+                return self.run(script, *args)
+            except StoreUnavailable:
+                if time.monotonic() > give_up:
+                    raise
+                time.sleep(pause)
+                pause = min(1.0, pause * 2)
 
     def _evaluate(self, text: str, digest: str, args: tuple[str | int, ...]) -> Any:
         """EVALSHA on this thread's own connection, without the layers that redis-py has for commands in general: a

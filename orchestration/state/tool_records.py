@@ -90,7 +90,12 @@ class RedisToolRecords:
         record = _record(call)
         with self._lock:
             nonce = self._nonces.pop(record, "")
-        self._store.run("tool_finish", record, "release", nonce, "", "", KEPT_S)
+        try:
+            self._store.run("tool_finish", record, "release", nonce, "", "", KEPT_S)
+        except StoreUnavailable:
+            with self._lock:
+                self._doubtful.append((record, nonce))
+            raise
 
     def look(self, calls: list[RecordKey]) -> list[Claim]:
         """What became of each of `calls`, in one round trip."""

@@ -227,7 +227,7 @@ class LocalTurnmill:
     def _tell_round(self, tenant: str, name: str) -> None:
         attempt = self.ports.outbound.to_send(tenant, name)
         if attempt is not None:
-            deliver(self.ports, tenant, name, attempt)
+            deliver(self.ports, tenant, name, attempt.number)
 
     def _complain(self) -> None:
         """Raise what a test of an agent should not pass over: the mistakes of its script."""

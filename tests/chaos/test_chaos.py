@@ -175,7 +175,7 @@ async def _run(scene: Scene, hand: Hand, record: Record, stored: Stored) -> Evid
 
 
 async def _told(stored: Stored, record: Record) -> None:
-    """Wait until the receiver was told everything. A call that a dead worker was making would come again after a minute and a half."""
+    """Wait until the receiver was told everything."""
     began = record.now_s
     while waiting := await asyncio.to_thread(stored.hasten_callbacks):
         if record.now_s - began > PATIENCE_S:

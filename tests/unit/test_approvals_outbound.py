@@ -13,7 +13,7 @@ import pytest
 from standardwebhooks import Webhook as Verifier
 
 from orchestration import Agent, AgentTool, BearerWebhooks, Gate, Webhook, WebhookAnswer
-from orchestration.core.errors import Invalid, Misconfigured
+from orchestration.core.errors import Invalid, Misconfigured, StoreUnavailable
 from orchestration.core.outbound import GIVE_UP_S, PAUSES_S, Delivery, OutboundEvent, Way, pause_s
 from orchestration.core.principal import DEVELOPER
 from orchestration.outbound import deliver as delivering
@@ -328,6 +328,45 @@ def test_a_lost_message_is_sent_again_and_a_dead_attempt_is_made_again(monkeypat
     here.ports.outbound.delivered(dead)
     view = here.ports.outbound.look("dev", delivery)
     assert view is not None and (view.state, view.attempt) == ("done", 2)
+
+
+def test_a_redis_that_is_away_when_an_attempt_begins_or_ends_leaves_none_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = posted(monkeypatch)
+    here = local(Script(says("hi")))
+    turn = here.ask("support", "hi", callback_url=URL)
+    delivery = Delivery(Way.CALLBACK, OutboundEvent.TURN_ENDED, turn["turn_id"])
+    run, away = here.ports.store.run, {"outbound_claim": 2, "outbound_end": 2}
+
+    def faulty(script: str, *args: str | int) -> Any:
+        if away.get(script):
+            away[script] -= 1
+            if away[script]:
+                run(script, *args)  # it ran, and its answer got lost
+            raise StoreUnavailable("the store does not answer")
+        return run(script, *args)
+
+    monkeypatch.setattr(here.ports.store, "run", faulty)
+    assert tell_all(here) == ["done"] and len(sent) == 1
+    view = here.ports.outbound.look("dev", delivery)
+    assert view is not None and (view.state, view.attempt) == ("done", 1) and away == {"outbound_claim": 0, "outbound_end": 0}
+    assert due_entries(here, "out") == {}
+
+
+def test_a_message_in_a_long_queue_is_not_doubled_and_counts_as_lost_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    posted(monkeypatch)
+    here = local(Script(says("hi")))
+    turn = here.ask("support", "hi", callback_url=URL)
+    name = Delivery(Way.CALLBACK, OutboundEvent.TURN_ENDED, turn["turn_id"]).name
+    sweep(here)
+    here.queue.outbound.clear()
+    monkeypatch.setattr(here.queue, "is_empty", lambda kind: False)
+    for waited, sent in ((False, 0), (True, 1)):
+        if waited:
+            here.ports.store.client.hset(f"tm:dev:out:{name}", "sent_at", "1")
+        here.ports.store.client.zadd("tm:due", {next(iter(due_entries(here, "out"))): 1})
+        sweep(here)
+        assert len(here.queue.outbound) == sent
+        assert len(due_entries(here, "out")) == 1, "it is looked for again"
 
 
 def test_an_attempt_that_takes_too_long_is_made_again_although_its_process_lives(monkeypatch: pytest.MonkeyPatch) -> None:

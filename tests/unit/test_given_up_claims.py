@@ -117,7 +117,7 @@ def test_what_is_under_way_is_left_alone() -> None:
 def test_a_claim_that_was_given_up_without_an_answer_and_stands_all_the_same_was_never_begun(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr(journal, "PATIENCE_S", -1.0)
+    monkeypatch.setattr(journal, "CLAIM_PATIENCE_S", -1.0)
     here = here_with(name)
     turn = here.submit("support", "go")
     here.run_one(here.queue.waiting.popleft())

@@ -11,7 +11,7 @@ from orchestration.actions.cancel import cancel_as_due, end_now
 from orchestration.actions.expire import expire, remind
 from orchestration.actions.pass_on import pass_on
 from orchestration.core.errors import NotFound, StoreUnavailable
-from orchestration.core.ids import StepId
+from orchestration.core.ids import StepId, StepKind
 from orchestration.core.outbound import Delivery
 from orchestration.core.turn import StopReason
 from orchestration.wiring import Ports
@@ -20,6 +20,9 @@ log = logging.getLogger("turnmill.sweeps")
 
 #: Until an entry that failed, or that only a newer release understands, is looked at again, in milliseconds.
 AGAIN_MS, UNKNOWN_MS = 5_000, 60_000
+
+#: After how long a delivery's message counts as lost although its queue is not empty, in milliseconds.
+LOST_MS = 60_000
 
 #: Entries that are handled at a time: each waits for Redis most of the time, and many approvals may expire at once.
 AT_ONCE = 8
@@ -87,5 +90,8 @@ def _handle(ports: Ports, kind: str, name: str, entry: str) -> bool:
 
 def _send(ports: Ports, tenant: str, name: str) -> None:
     attempt = ports.outbound.to_send(tenant, name)
-    if attempt is not None:
-        ports.queue.send_outbound(tenant, Delivery.parse(name), attempt)
+    if attempt is None:
+        return
+    if 0 < attempt.waited_ms < LOST_MS and not ports.queue.is_empty(StepKind.DECIDE):
+        return  # its message waits its turn in a long queue; in an empty one it has been lost
+    ports.queue.send_outbound(tenant, Delivery.parse(name), attempt.number)

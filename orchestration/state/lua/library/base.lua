@@ -14,7 +14,7 @@
 --   tm:{tenant}:aps:{state}          zset: the approvals in this state, by order number; with :{agent} behind it those of one agent
 --   tm:{tenant}:aps                  the last order number: Redis's time in microseconds, or one above the last
 --   tm:{tenant}:audit                stream: id "<order number>-0", e = entry (JSON) without number and time
---   tm:{tenant}:out:{name}           hash: one outbound delivery: created, state (due, sent, running, done, given_up), attempt, claim, process, until (ms), code
+--   tm:{tenant}:out:{name}           hash: one outbound delivery: created, state (due, sent, running, done, given_up), attempt, claim, process, until, sent_at (ms), code
 --   tm:{tenant}:idem:{scope}:{key}   string: the answer to a submission with this key
 --   tm:{tenant}:waiting              number of turns in the tenant's mailboxes
 --   tm:unsent                        zset: steps committed but not known to be sent, by time (ms)
