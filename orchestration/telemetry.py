@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from opentelemetry import context, propagate, trace
+from opentelemetry import context, propagate
 from opentelemetry.trace import INVALID_SPAN_CONTEXT, get_current_span
 
 
@@ -20,13 +20,3 @@ def continuing(traceparent: str) -> Iterator[None]:
         yield
     finally:
         context.detach(token)
-
-
-def current_traceparent() -> str:
-    """The W3C traceparent of the current span; empty without one."""
-    carrier: dict[str, str] = {}
-    propagate.inject(carrier)
-    return carrier.get("traceparent", "")
-
-
-tracer = trace.get_tracer("turnmill")

@@ -52,7 +52,7 @@ PLAIN = calls(("math-add", {"a": 1, "b": 2}), ("math-add", {"a": 3, "b": 4}), te
 
 
 @pytest.mark.parametrize("asked", [ROUND, PLAIN], ids=["one that never ran", "all ran"])
-def test_the_log_reads_alike_however_the_round_was_closed(asked: Step, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_log_reads_alike_however_the_round_was_closed(asked: Step) -> None:
     logs = []
     for apart in (False, True):
         here = here_with(asked, "done")
